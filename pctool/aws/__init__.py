@@ -1,0 +1,1 @@
+"""The one door to S3 and to instance metadata."""

@@ -1,0 +1,1 @@
+"""Checkpoints: manifest, completeness, stores, save and restore, mirror."""

@@ -1,0 +1,135 @@
+"""`pctool`: find the verb, import only its module, run it, and turn errors into exit codes.
+
+A verb is one line in VERBS and one module with `configure(parser)` and `run(args) -> int`. Top-level help is printed
+from the table, so that it imports no verb at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pctool.errors import INTERRUPTED, PctoolError
+
+
+class Verb(NamedTuple):
+    """One verb: its module, the task it belongs to, one line of help, one example."""
+
+    module: str
+    task: str
+    summary: str
+    example: str
+
+
+SUBMIT = "Write and submit a job"
+FOLLOW = "Follow and steer a job"
+CHECK = "Check before it costs money"
+INSIDE = "Used by the batch script and on the nodes"
+
+VERBS: dict[str, Verb] = {
+    "render": Verb("pctool.cli.render", SUBMIT, "print the batch script of a job", "pctool render job.toml"),
+    "submit": Verb("pctool.cli.submit", SUBMIT, "submit a job", "pctool submit -N 4 -p p5spot -- train.py --lr 3e-4"),
+    "status": Verb("pctool.cli.status", FOLLOW, "attempt, step, newest checkpoint, next requeue", "pctool status 1234"),
+    "logs": Verb("pctool.cli.logs", FOLLOW, "the log of rank 0, across attempts", "pctool logs -f 1234"),
+    "attempts": Verb("pctool.cli.attempts", FOLLOW, "what happened in each attempt", "pctool attempts 1234"),
+    "stop": Verb("pctool.cli.stop", FOLLOW, "save, then end the job (or go on)", "pctool stop 1234 --requeue"),
+    "resume": Verb(
+        "pctool.cli.resume", FOLLOW, "accept resuming below the newest step", "pctool resume 1234 --from 800"
+    ),
+    "nudge": Verb("pctool.cli.nudge", FOLLOW, "end the wait of requeued jobs", "pctool nudge --watch"),
+    "doctor": Verb("pctool.cli.doctor", CHECK, "check Slurm, storage, S3 and nodes", "pctool doctor -p p5spot"),
+    "rehearse": Verb(
+        "pctool.cli.rehearse",
+        CHECK,
+        "run the job on a private Slurm while nodes are lost",
+        "pctool rehearse job.toml --cluster cluster.yaml --scenario notice",
+    ),
+    "local": Verb(
+        "pctool.cli.local", CHECK, "a private Slurm on this machine", "pctool local up --cluster cluster.yaml"
+    ),
+    "claim": Verb("pctool.cli.claim", INSIDE, "claim the next attempt of a run", 'eval "$(pctool claim RUN)"'),
+    "launch": Verb(
+        "pctool.cli.launch",
+        INSIDE,
+        "run torchrun on this node and watch it",
+        "srun pctool launch -- train.py",
+    ),
+    "decide": Verb(
+        "pctool.cli.decide", INSIDE, "decide whether the job is requeued", "pctool decide RUN --srun-code 1"
+    ),
+    "watch": Verb("pctool.cli.watch", INSIDE, "watch this node for a spot notice", "pctool watch --drain"),
+}
+
+
+def entry() -> None:
+    """Run the console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb and return its exit code; the only place where errors become messages."""
+    if not argv or argv[0] in {"-h", "--help", "help"}:
+        print(overview())
+        return 0 if argv else 2
+    if argv[0] in {"-V", "--version"}:
+        print(f"pctool {version()}")
+        return 0
+    verb = VERBS.get(argv[0])
+    if verb is None:
+        return _unknown(argv[0])
+    module = importlib.import_module(verb.module)
+    parser = argparse.ArgumentParser(
+        prog=f"pctool {argv[0]}",
+        description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
+        epilog=f"example:\n  {verb.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    try:
+        return int(module.run(parser.parse_args(argv[1:])))
+    except PctoolError as error:
+        print(f"pctool {argv[0]}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output has gone (`pctool attempts ... | head`): nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def overview() -> str:
+    """Return the top-level help: the verbs by task, an example each."""
+    lines = [
+        "usage: pctool VERB ...",
+        "",
+        "From the batch script you have to a multi-node training job that survives losing its nodes.",
+    ]
+    width = max(len(name) for name in VERBS)
+    for task in (SUBMIT, FOLLOW, CHECK, INSIDE):
+        lines += ["", f"{task}:"]
+        for name, verb in VERBS.items():
+            if verb.task == task:
+                lines += [f"  {name:<{width}}  {verb.summary}", f"  {'':<{width}}    {verb.example}"]
+    return "\n".join([*lines, "", "`pctool VERB --help` tells the rest. --version prints the version."])
+
+
+def version() -> str:
+    """Return the installed version."""
+    from importlib.metadata import version as installed
+
+    return installed("pctool")
+
+
+def _unknown(name: str) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean `pctool {near[0]}`?" if near else "`pctool --help` lists the verbs"
+    print(f"pctool: no verb {name!r}\n  -> {hint}", file=sys.stderr)
+    return 2

@@ -1,0 +1,1 @@
+"""Read ParallelCluster configs into a ClusterView."""

@@ -1,0 +1,1 @@
+"""Tables with source and date."""

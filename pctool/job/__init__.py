@@ -1,0 +1,1 @@
+"""Job specs: load, plan, render, submit; the attempt's claim and the requeue decision."""

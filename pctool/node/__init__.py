@@ -1,0 +1,1 @@
+"""What runs on compute nodes: launch, watch, and the channel between launches."""

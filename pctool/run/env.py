@@ -1,0 +1,11 @@
+"""The environment variables that the batch script, launch and the ranks hand on. Nothing else is passed this way."""
+
+RUN_DIR = "PCTOOL_RUN_DIR"  # the run directory, absolute
+ATTEMPT = "PCTOOL_ATTEMPT"  # this attempt's number, decimal
+NONCE = "PCTOOL_NONCE"  # this attempt's nonce; the channel accepts only peers that know it
+HUB = "PCTOOL_HUB"  # host:port on node 0 where the launches meet
+STORE = "PCTOOL_STORE"  # s3://bucket/prefix, unset without a mirror
+EVERY = "PCTOOL_EVERY"  # steps between checkpoints, unset: what the script says
+KEEP = "PCTOOL_KEEP"  # complete checkpoints kept, unset: all
+PAGE = "PCTOOL_PAGE"  # path of the shared page (launch -> ranks)
+IMDS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS's SDKs have it

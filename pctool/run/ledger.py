@@ -1,0 +1,100 @@
+"""The ledger: what happened to a run, one JSON object a line, only ever appended.
+
+Only one host writes at a time (the batch host of the current attempt: claim, decide, launch on node 0, rank 0), so
+O_APPEND is enough; other nodes send their events to node 0 over the channel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+EVENTS = {
+    "submitted": "the run directory was made and a job submitted: job_id",
+    "claim": "an attempt starts: job_id, restart, nodes, host",
+    "held": "claim refused to go on and held the job: why, rule (stalled | below-durable | store-unreadable)",
+    "started": "every launch of the gang is there: nodes, seconds (since the claim)",
+    "step-back": "the attempt ends before torchrun starts, since a node has a standing notice: node, deadline",
+    "notice": "a node got a spot notice: node, action, deadline, seen",
+    "rebalance": "a node got a rebalance recommendation: node, notice_time",
+    "stop-requested": "the gang is asked to stop: why (notice | time-limit | user), node, deadline",
+    "stop-armed": "every launch has set its flag: seconds (since the request)",
+    "stop-step": "the ranks agreed where to stop: step",
+    "resumed": "ranks restored a checkpoint: name, step, tier, seconds",
+    "fresh": "ranks found no checkpoint and start at step 0",
+    "first-step": "the first step of the attempt is done: step",
+    "committed": "a checkpoint is complete: name, step, bytes, seconds, tier (posix)",
+    "commit-failed": "a checkpoint was not completed: name, step, error",
+    "final-save-skipped": "the save at the stop would not fit: step, predicted_s, left_s",
+    "rejected": "a checkpoint is there but damaged or incomplete: name, tier, why",
+    "mirrored": "a checkpoint is complete on S3: name, step, seconds, bytes",
+    "mirror-failed": "a checkpoint is not on S3: name, step, error",
+    "pruned": "a checkpoint was removed: name",
+    "node-exit": "how a launch ended: node, cause, code",
+    "peer-lost": "a launch's connection is gone: node",
+    "decided": "decide's verdict: code, cause, why, requeue (exit-code | scontrol | none)",
+    "accepted": "the owner accepted resuming from a lower step: step",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One line of the ledger."""
+
+    time: float  # seconds since the epoch
+    attempt: int | None
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Ledger:
+    """Append events to a run's ledger and read them back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, event: str, *, attempt: int | None = None, **fields: Any) -> None:
+        """Append one event, durable on return. Raise KeyError for an event that EVENTS does not define."""
+        if event not in EVENTS:
+            raise KeyError(f"unknown ledger event {event!r}")
+        record = {"time": round(time.time(), 3), "attempt": attempt, "event": event, **fields}
+        line = json.dumps(record, separators=(",", ":")) + "\n"
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, _start_of_line(fd) + line.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self) -> list[Event]:
+        """Return every whole event in order; a torn line (a writer died in it) is left out. [] if there is no file."""
+        return list(self._events())
+
+    def _events(self) -> Iterator[Event]:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        for line in data.split(b"\n"):
+            event = _parse(line)
+            if event is not None:
+                yield event
+
+
+def _start_of_line(fd: int) -> bytes:
+    """Return a newline if the file ends in a torn line, so that the next event stays readable."""
+    size = os.fstat(fd).st_size
+    return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        record = json.loads(line)
+        return Event(time=record.pop("time"), attempt=record.pop("attempt"), event=record.pop("event"), fields=record)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None

@@ -1,0 +1,70 @@
+"""What claim and the launches leave in an attempt's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from pctool.errors import IncompleteError
+from pctool.run.layout import AttemptDir, write_atomic
+
+CAUSES = ("done", "stop", "peer-lost", "program-error", "signal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Who owns an attempt."""
+
+    job_id: str
+    restart: int
+    nonce: str
+    host: str
+    nodes: tuple[str, ...]
+    time: float
+    hub: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExit:
+    """How the launch on one node ended: its first local cause. `saved` tells whether a stop was saved."""
+
+    node: str
+    cause: str  # one of CAUSES
+    code: int  # exit code of the ranks, 128+n for a signal
+    time: float
+    why: str = ""
+    saved: bool = False
+
+
+def write_node_exit(attempt: AttemptDir, record: NodeExit) -> None:
+    """Write a launch's record, atomically."""
+    attempt.nodes.mkdir(parents=True, exist_ok=True)
+    write_atomic(attempt.node_exit(record.node), json.dumps(asdict(record)).encode() + b"\n")
+
+
+def read_node_exits(attempt: AttemptDir) -> dict[str, NodeExit]:
+    """Return the records by node name; nodes that left none are not in it. Raise IncompleteError for a torn one."""
+    records = {}
+    for path in sorted(attempt.nodes.glob("*.exit")) if attempt.nodes.is_dir() else []:
+        try:
+            record = NodeExit(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise IncompleteError(f"not a node record: {error}", where=str(path)) from error
+        records[record.node] = record
+    return records
+
+
+def read_claim(attempt: AttemptDir) -> Claim | None:
+    """Return the attempt's claim; None if its owner died between mkdir and writing it."""
+    try:
+        record = json.loads(attempt.claim.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise IncompleteError(f"not a claim: {error}", where=str(attempt.claim)) from error
+    return Claim(**{**record, "nodes": tuple(record["nodes"])})
+
+
+def claim_bytes(claim: Claim) -> bytes:
+    """Return the text of claim.json."""
+    return json.dumps(asdict(claim)).encode() + b"\n"

@@ -1,0 +1,1 @@
+"""The one door to Slurm: commands as argv, pure parsers, and the private cluster."""

@@ -1,0 +1,62 @@
+"""The one place that starts Slurm's commands: an argv, a time-out, a clear error."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pctool.errors import SlurmError
+
+TIMEOUT_S = 30.0  # Slurm's own MessageTimeout is 10 s by default, 60 s on ParallelCluster
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command printed and how it ended."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float = TIMEOUT_S,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    check: bool = True,
+) -> Completed:
+    """Run one command and return what it printed.
+
+    Raises SlurmError if the command is not installed, does not answer in `timeout` seconds, or (with `check`) exits
+    with another code than 0; the message holds what Slurm said.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=None if env is None else dict(env),
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SlurmError(
+            f"the command {argv[0]!r} is not there",
+            fix="run this on a node with Slurm's commands on PATH (on ParallelCluster: the head node or a login node)",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(
+            f"`{' '.join(argv)}` gave no answer in {timeout:g} s",
+            fix="check that slurmctld is up with `scontrol ping`, then try again",
+        ) from None
+    if check and done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise SlurmError(f"`{' '.join(argv)}` exited with {done.returncode} and said: {said}")
+    return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,24 @@
+"""The plan: everything a submission will do, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pctool.spec.job import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `submit` executes and `--dry-run` prints.
+
+    `script` is the whole text of the batch script, `argv` the sbatch command (the script's path is filled in when it
+    is written), `directories` are made before submission, `files` (path -> text) written before it.
+    """
+
+    spec: JobSpec
+    script: str
+    argv: tuple[str, ...]
+    directories: tuple[str, ...]
+    files: Mapping[str, str]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,94 @@
+"""Slurm's notations for time, memory and signals, and how sizes and durations are printed."""
+
+from __future__ import annotations
+
+import re
+import signal as _signal
+from dataclasses import dataclass
+
+from pctool.errors import UsageError
+
+_TIME_FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]"
+_MEMORY = re.compile(r"^(\d+)([KMGT]?)(?:i?B)?$", re.IGNORECASE)
+_KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
+
+
+def parse_time(text: str) -> int | None:
+    """Return seconds for a time limit as sbatch reads it; None for UNLIMITED.
+
+    Raises UsageError for anything sbatch would refuse. Source: man sbatch, --time.
+    """
+    if text.strip().upper() in {"UNLIMITED", "INFINITE"}:
+        return None
+    days, dash, rest = text.strip().rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()) or len(parts) > 3:
+        raise UsageError(f"time limit {text!r} is not a Slurm time", fix=f"write it as one of: {_TIME_FORMS}")
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+        return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if len(numbers) == 3:
+        return (numbers[0] * 60 + numbers[1]) * 60 + numbers[2]
+    minutes, seconds = [*numbers, 0][:2]
+    return minutes * 60 + seconds
+
+
+def format_time(seconds: int) -> str:
+    """Write seconds as Slurm prints a time limit: [days-]HH:MM:SS."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def parse_memory_mib(text: str) -> int:
+    """Return MiB for a --mem value (a bare number is MiB); raise UsageError for what sbatch refuses."""
+    match = _MEMORY.match(text.strip())
+    if not match:
+        raise UsageError(
+            f"memory {text!r} is not a Slurm size", fix="write a whole number with K, M, G or T, as in 512G"
+        )
+    kib = int(match[1]) * _KIB_PER_UNIT[(match[2] or "M").upper()]
+    return kib // 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalOption:
+    """sbatch's --signal=[B:]SIG[@seconds]."""
+
+    name: str
+    seconds: int
+    batch_only: bool
+
+
+def parse_signal(text: str) -> SignalOption:
+    """Read a --signal value; `name` comes back without SIG, seconds default to 60 as in sbatch."""
+    match = re.fullmatch(r"(?:(R|B|RB|BR):)?([A-Za-z0-9+]+)(?:@(\d+))?", text.strip())
+    name = match[2].upper().removeprefix("SIG") if match else ""
+    if name.isdigit():
+        numbers = {int(s.value): s.name.removeprefix("SIG") for s in _signal.Signals}
+        name = numbers.get(int(name), "")
+    if not match or not hasattr(_signal, f"SIG{name}"):
+        raise UsageError(f"signal {text!r} is not what --signal takes", fix="write it as B:USR1@300")
+    seconds = int(match[3]) if match[3] else 60
+    if seconds > 65535:
+        raise UsageError(f"signal {text!r}: the lead is at most 65535 seconds", fix="use a shorter lead")
+    return SignalOption(name=name, seconds=seconds, batch_only="B" in (match[1] or ""))
+
+
+def format_bytes(count: float) -> str:
+    """Write a byte count with a binary unit: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration for people: 4.2 s, 3 min 05 s, 2 h 07 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) // 60 % 60:02d} min"
