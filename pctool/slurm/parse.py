@@ -123,7 +123,7 @@ def parse_fields(line: str) -> dict[str, str]:
     """Return the `Key=value` fields of one line; a free text takes the rest of the line."""
     found: dict[str, str] = {}
     matches = list(_FIELD.finditer(line))
-    for match, after in zip(matches, [*matches[1:], None], strict=True):
+    for match, after in zip(matches, [*matches[1:], None], strict=False):
         if match[1] in _FREE_TEXT:
             found[match[1]] = line[match.end() :].strip()
             break
