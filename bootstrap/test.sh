@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Set up what the tests need, then lint and test. Ends with the seconds of each stage; exit code 1 if any failed.
+#
+#   bootstrap/test.sh [--yes] [--torch-index URL] [--scope all|lint|quick|tests] [--] [options of pytest]
+#
+# Scopes: `lint` runs no tests; `quick` leaves out the tests that start Slurm or torch; `tests` runs only pytest.
+# PCTOOL_TEST_SCOPE sets the scope too. Arguments that are not ours are passed on to pytest.
+
+# shellcheck source=bootstrap/lib.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+SCOPE=${PCTOOL_TEST_SCOPE:-all}
+PYTEST=()
+while (($#)); do
+    case $1 in
+    -h | --help) usage && exit 0 ;;
+    --scope) SCOPE=${2:?--scope needs a name} && shift 2 ;;
+    --scope=*) SCOPE=${1#*=} && shift ;;
+    --) shift && PYTEST+=("$@") && break ;;
+    *)
+        common_option "$@"
+        ((TAKEN)) || { PYTEST+=("$1") && TAKEN=1; }
+        shift "$TAKEN"
+        ;;
+    esac
+done
+[[ $SCOPE =~ ^(all|lint|quick|tests)$ ]] || die 2 "unknown scope '$SCOPE'" "choose all, lint, quick or tests"
+
+SUMMARY=()
+FAILED=0
+
+stage() { # stage NAME COMMAND...: go on after a failure, so that one run tells all
+    local name=$1 began=$SECONDS code=0
+    shift
+    printf '\n== %s\n' "$name"
+    "$@" || code=$?
+    ((code)) && FAILED=1
+    SUMMARY+=("$(printf '%-34s %6d s  %s' "$name" $((SECONDS - began)) "$( ((code)) && echo "failed ($code)" || echo ok)")")
+}
+
+lint() {
+    stage "ruff check" ruff check .
+    stage "ruff format" ruff format --check .
+    stage "mypy" mypy
+    stage "import-linter" lint-imports
+    stage "shellcheck" shellcheck -x bootstrap/*.sh .ci/run
+}
+
+tests() {
+    local slow=(--durations=15 --durations-min=5)
+    if ((${#PYTEST[@]})); then
+        stage "pytest ${PYTEST[*]}" pytest "${PYTEST[@]}"
+        return
+    fi
+    stage "pytest, without Slurm and torch" pytest -m "not slurm and not torch" "${slow[@]}"
+    [[ $SCOPE == quick ]] || stage "pytest, with Slurm or torch" pytest -m "slurm or torch" "${slow[@]}"
+}
+
+prepare dev
+cd "$ROOT"
+[[ $SCOPE == tests ]] || lint
+[[ $SCOPE == lint ]] || tests
+printf '\n== summary\n'
+printf '%s\n' "${SUMMARY[@]}"
+exit "$FAILED"
