@@ -1,0 +1,208 @@
+"""Which checkpoint a run goes on from, and which ones may be removed.
+
+The newest checkpoint is the greatest (attempt, step) among the complete ones, so that a late writer of an older attempt
+never wins. "None" means that every tier was listed and came back empty, and that the ledger knows of none; a tier
+that cannot be read raises. A checkpoint that is there but damaged is skipped and named; one that the ledger knows and
+that has vanished stops the run, since resuming below it would lose work that nobody agreed to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pctool.checkpoint.fence import check_fence
+from pctool.checkpoint.manifest import Manifest, Verdict, judge
+from pctool.checkpoint.stores import Store, open_stores, order
+from pctool.errors import IncompleteError
+from pctool.run.layout import RunDir, parse_checkpoint_name
+from pctool.run.ledger import Event, Ledger
+
+MIN_KEPT = 2  # one may turn out to be damaged on the day it is needed
+
+
+class BelowDurableError(IncompleteError):
+    """What is there is older than the highest durable step in the ledger, and nothing explains the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One checkpoint by name, with the cheap verdict of every tier that has something of that name."""
+
+    name: str
+    attempt: int
+    step: int
+    verdicts: Mapping[str, Verdict]
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Return the tiers on which it is complete, the nearest first."""
+        return tuple(tier for tier, verdict in self.verdicts.items() if verdict.ok)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Return its manifest from the nearest tier on which it is complete."""
+        return next((verdict.manifest for verdict in self.verdicts.values() if verdict.ok), None)
+
+    @property
+    def why(self) -> str:
+        """Return what is wrong with it, tier by tier."""
+        return "; ".join(f"{tier}: {verdict.why}" for tier, verdict in self.verdicts.items() if not verdict.ok)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """Where the next attempt goes on."""
+
+    name: str
+    attempt: int
+    step: int
+    tier: str
+
+
+def candidates(stores: Sequence[Store], events: Sequence[Event] = ()) -> Iterator[Candidate]:
+    """Yield the checkpoints of all tiers, newest first, each judged when its turn comes.
+
+    Checkpoints that the owner turned away from (`accepted` in the ledger) are left out.
+    """
+    caps = _abandoned(events)
+    listings = {store.tier: set(store.names()) for store in stores}
+    for name in sorted(set().union(*listings.values()), key=order, reverse=True):
+        attempt, step = order(name)
+        if not any(attempt <= cap_attempt and step > cap_step for cap_attempt, cap_step in caps):
+            verdicts = {store.tier: look(store, name) for store in stores if name in listings[store.tier]}
+            yield Candidate(name=name, attempt=attempt, step=step, verdicts=verdicts)
+
+
+def look(store: Store, name: str) -> Verdict:
+    """Judge one checkpoint on one tier by manifest, names and sizes."""
+    data = store.manifest(name)
+    return judge(data, store.sizes(name) if data is not None else {})
+
+
+def find_resume(run: RunDir, store: str | None) -> ResumePoint | None:
+    """Return the checkpoint that the next attempt goes on from, None for a run that has none.
+
+    Only manifests, names and sizes are looked at; the ranks check every byte when they restore. Raises
+    BelowDurableError where that would be older than what the ledger knows to be durable, StoreUnreadableError or
+    AwsError where a tier cannot be read.
+    """
+    events = Ledger(run.ledger).read()
+    damaged: dict[str, str] = {}
+    for candidate in candidates(open_stores(run, store), events):
+        if candidate.tiers:
+            point = point_of(candidate)
+            check_durable(run, events, point, damaged)
+            return point
+        damaged[candidate.name] = candidate.why
+    check_durable(run, events, None, damaged)
+    return None
+
+
+def point_of(candidate: Candidate) -> ResumePoint:
+    """Return the resume point for a candidate that is complete on some tier."""
+    return ResumePoint(name=candidate.name, attempt=candidate.attempt, step=candidate.step, tier=candidate.tiers[0])
+
+
+def check_durable(run: RunDir, events: Iterable[Event], point: ResumePoint | None, damaged: Mapping[str, str]) -> None:
+    """Raise BelowDurableError if the ledger knows a later step than `point` that is not among the `damaged`."""
+    step = point.step if point else -1
+    lost = {name: at for name, at in durable(events).items() if at > step and name not in damaged}
+    if not lost:
+        return
+    name, highest = max(lost.items(), key=lambda item: item[1])
+    have = f"the newest one there is {point.name} (step {point.step})" if point else "none is there now"
+    raise BelowDurableError(
+        f"the ledger says that checkpoint {name} (step {highest}) was complete, but {have}",
+        where=str(run.checkpoints),
+        fix="bring the checkpoints back (is the file system or the bucket there?), or accept the loss with "
+        f"`pctool resume {run.path} --from {max(step, 0)}`",
+    )
+
+
+def highest_durable(events: Iterable[Event]) -> int | None:
+    """Return the highest step of the current lineage that the ledger knows to be durable, None if there is none."""
+    return max(durable(events).values(), default=None)
+
+
+def durable(events: Iterable[Event]) -> dict[str, int]:
+    """Return the checkpoints (name -> step) of the current lineage that the ledger knows to be durable.
+
+    A `resumed` event starts from its checkpoint: what lies above it is no longer in the lineage. `accepted` lowers it.
+    """
+    known: dict[str, int] = {}
+    current = 0
+    for event in events:
+        name, step = str(event.fields.get("name", "")), event.fields.get("step")
+        if event.event in {"resumed", "fresh", "accepted"}:
+            limit = int(step) if step is not None else -1
+            known = {other: at for other, at in known.items() if at <= limit}
+        if event.event in {"resumed", "fresh"}:
+            current = event.attempt or 0
+        if event.event == "pruned":
+            known.pop(name, None)
+        if event.event in {"resumed", "committed"} or (event.event == "mirrored" and order(name)[0] >= current):
+            parsed = parse_checkpoint_name(name)
+            if parsed:
+                known[name] = parsed[1]
+    return known
+
+
+def _abandoned(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """Return (attempt, step) for each `accepted`: checkpoints up to that attempt and above that step are out."""
+    newest = 0
+    caps = []
+    for event in events:
+        newest = max(newest, event.attempt or 0)
+        if event.event == "accepted":
+            caps.append((newest, int(event.fields["step"])))
+    return caps
+
+
+def ancestors(newest: Candidate, complete: Iterable[Candidate]) -> list[Candidate]:
+    """Return the lineage of `newest`, itself first, as far as its ancestors are still there."""
+    by_name = {candidate.name: candidate for candidate in complete}
+    chain: list[Candidate] = []
+    found: Candidate | None = newest
+    while found is not None and found not in chain:
+        chain.append(found)
+        found = by_name.get((found.manifest.parent if found.manifest else None) or "")
+    return chain
+
+
+def prune_plan(complete: Sequence[Candidate], keep: int) -> list[str]:
+    """Return the names that may be removed so that the `keep` newest of the current lineage stay (at least 2).
+
+    Other lineages are left alone until the current one has passed the greatest step of all of them.
+    """
+    if not complete:
+        return []
+    newest = max(complete, key=lambda candidate: (candidate.attempt, candidate.step))
+    chain = ancestors(newest, complete)
+    others = [candidate for candidate in complete if candidate not in chain]
+    passed = all(other.step < newest.step for other in others)
+    doomed = [*chain[max(keep, MIN_KEPT) :], *(others if passed and len(chain) >= MIN_KEPT else [])]
+    return sorted((candidate.name for candidate in doomed), key=order)
+
+
+def prune(
+    run: RunDir, store: Store, attempt: int, keep: int, *, damaged: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Remove what `prune_plan` names from one tier, yielding each name once it is gone.
+
+    `damaged` ones are neither counted nor removed. The fence is checked before each removal: raises FencedError.
+    """
+    complete = [
+        Candidate(name=name, attempt=order(name)[0], step=order(name)[1], verdicts={store.tier: verdict})
+        for name in store.names()
+        if name not in damaged and (verdict := look(store, name)).ok
+    ]
+    for name in prune_plan(complete, keep):
+        check_fence(run, attempt)
+        store.remove(name)
+        yield name
+
+
+def rejected(events: Iterable[Event]) -> frozenset[str]:
+    """Return the names that the ranks found damaged."""
+    return frozenset(str(event.fields.get("name", "")) for event in events if event.event == "rejected")
