@@ -56,7 +56,7 @@ step() { # step LABEL COMMAND...
     trap - INT TERM
     [[ -t 2 ]] && printf '\r\033[K' >&2
     if ((code)); then
-        tail -n 25 "$log" >&2
+        tail -n 25 "$log" | cut -c 1-200 >&2
         die 3 "$label: failed with code $code" "the whole output is in $log"
     fi
     say "  done in $((SECONDS - began)) s"
