@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pctool.errors import UsageError
 
 _TIME_FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]"
-_MEMORY = re.compile(r"^(\d+)([KMGT]?)(?:i?B)?$", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]+)([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 
@@ -22,7 +22,7 @@ def parse_time(text: str) -> int | None:
         return None
     days, dash, rest = text.strip().rpartition("-")
     parts = rest.split(":")
-    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()) or len(parts) > 3:
+    if not all(map(_is_number, parts)) or (dash and not _is_number(days)) or len(parts) > 3:
         raise UsageError(f"time limit {text!r} is not a Slurm time", fix=f"write it as one of: {_TIME_FORMS}")
     numbers = [int(part) for part in parts]
     if dash:
@@ -34,6 +34,11 @@ def parse_time(text: str) -> int | None:
     return minutes * 60 + seconds
 
 
+def _is_number(text: str) -> bool:
+    """Return whether `text` is decimal digits and nothing else; str.isdigit() takes other scripts' digits too."""
+    return text.isascii() and text.isdigit()
+
+
 def format_time(seconds: int) -> str:
     """Write seconds as Slurm prints a time limit: [days-]HH:MM:SS."""
     days, rest = divmod(seconds, 86400)
@@ -43,7 +48,7 @@ def format_time(seconds: int) -> str:
 
 def parse_memory_mib(text: str) -> int:
     """Return MiB for a --mem value (a bare number is MiB); raise UsageError for what sbatch refuses."""
-    match = _MEMORY.match(text.strip())
+    match = _MEMORY.fullmatch(text.strip())
     if not match:
         raise UsageError(
             f"memory {text!r} is not a Slurm size", fix="write a whole number with K, M, G or T, as in 512G"
@@ -63,7 +68,7 @@ class SignalOption:
 
 def parse_signal(text: str) -> SignalOption:
     """Read a --signal value; `name` comes back without SIG, seconds default to 60 as in sbatch."""
-    match = re.fullmatch(r"(?:(R|B|RB|BR):)?([A-Za-z0-9+]+)(?:@(\d+))?", text.strip())
+    match = re.fullmatch(r"(?:(R|B|RB|BR):)?([A-Za-z0-9+]+)(?:@([0-9]+))?", text.strip())
     name = match[2].upper().removeprefix("SIG") if match else ""
     if name.isdigit():
         numbers = {int(s.value): s.name.removeprefix("SIG") for s in _signal.Signals}
@@ -87,8 +92,9 @@ def format_bytes(count: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Write a duration for people: 4.2 s, 3 min 05 s, 2 h 07 min."""
-    if seconds < 60:
+    if seconds < 59.95:  # what rounds to 60.0 is written as a minute
         return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) // 60 % 60:02d} min"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole // 60 % 60:02d} min"

@@ -6,6 +6,7 @@ O_APPEND is enough; other nodes send their events to node 0 over the channel.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from typing import Any
 EVENTS = {
     "submitted": "the run directory was made and a job submitted: job_id",
     "claim": "an attempt starts: job_id, restart, nodes, host",
-    "held": "claim refused to go on and held the job: why, rule (stalled | below-durable | store-unreadable)",
+    "held": "claim held the job: why, rule (stalled | below-durable | store-unreadable | run-missing)",
     "started": "every launch of the gang is there: nodes, seconds (since the claim)",
     "step-back": "the attempt ends before torchrun starts, since a node has a standing notice: node, deadline",
     "notice": "a node got a spot notice: node, action, deadline, seen",
@@ -59,14 +60,19 @@ class Ledger:
         self.path = path
 
     def append(self, event: str, *, attempt: int | None = None, **fields: Any) -> None:
-        """Append one event, durable on return. Raise KeyError for an event that EVENTS does not define."""
+        """Append one event, durable on return.
+
+        Raises KeyError for an event that EVENTS does not define, OSError where it could not be written whole.
+        """
         if event not in EVENTS:
             raise KeyError(f"unknown ledger event {event!r}")
         record = {"time": round(time.time(), 3), "attempt": attempt, "event": event, **fields}
         line = json.dumps(record, separators=(",", ":")) + "\n"
         fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, _start_of_line(fd) + line.encode())
+            data = _start_of_line(fd) + line.encode()
+            if os.write(fd, data) != len(data):  # a second write could land behind another process's line
+                raise OSError(errno.ENOSPC, "the event was written in part", str(self.path))
             os.fsync(fd)
         finally:
             os.close(fd)

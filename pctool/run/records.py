@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from pctool.errors import IncompleteError
 from pctool.run.layout import AttemptDir, write_atomic
@@ -22,6 +23,7 @@ class Claim:
     nodes: tuple[str, ...]
     time: float
     hub: str
+    cluster: str = ""  # Slurm's ClusterName: a job id means something only there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +46,28 @@ def write_node_exit(attempt: AttemptDir, record: NodeExit) -> None:
 
 def read_node_exits(attempt: AttemptDir) -> dict[str, NodeExit]:
     """Return the records by node name; nodes that left none are not in it. Raise IncompleteError for a torn one."""
-    records = {}
-    for path in sorted(attempt.nodes.glob("*.exit")) if attempt.nodes.is_dir() else []:
-        try:
-            record = NodeExit(**json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
-            raise IncompleteError(f"not a node record: {error}", where=str(path)) from error
-        records[record.node] = record
-    return records
+    paths = sorted(attempt.nodes.glob("*.exit")) if attempt.nodes.is_dir() else []
+    records = (read_node_exit(path) for path in paths)
+    return {record.node: record for record in records}
+
+
+def read_node_exit(path: Path) -> NodeExit:
+    """Return one node's record. Raise IncompleteError for a torn one."""
+    try:
+        return NodeExit(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise IncompleteError(f"not a node record: {error}", where=str(path)) from error
 
 
 def read_claim(attempt: AttemptDir) -> Claim | None:
     """Return the attempt's claim; None if its owner died between mkdir and writing it."""
     try:
         record = json.loads(attempt.claim.read_text())
+        return Claim(**{**record, "nodes": tuple(record["nodes"])})
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise IncompleteError(f"not a claim: {error}", where=str(attempt.claim)) from error
-    return Claim(**{**record, "nodes": tuple(record["nodes"])})
 
 
 def claim_bytes(claim: Claim) -> bytes:

@@ -32,11 +32,11 @@ def write_stop(attempt: AttemptDir, request: StopRequest) -> None:
 def read_stop(attempt: AttemptDir) -> StopRequest | None:
     """Return the request, or None if there is none. An empty or unreadable file still means stop (why 'user')."""
     try:
-        text = attempt.stop.read_text()
+        data = attempt.stop.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        record = json.loads(text)
+        record = json.loads(data)
         return StopRequest(
             why=str(record.get("why", "user")),
             who=str(record.get("who", "")),
