@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from pctool.errors import SlurmError
 from pctool.slurm.command import TIMEOUT_S, Completed, run
@@ -23,13 +25,31 @@ from pctool.slurm.parse import (
 )
 
 OLDEST_VERSION = (22, 5)
+PATIENCE_S = 120.0  # as SlurmctldTimeout: a backup controller takes over, or a restarted one is back, in that time
+RETRY_S = 3.0
 _GONE = ("Invalid job id", "not found")
+_T = TypeVar("_T")
 
 
 def ask(argv: Sequence[str], *, timeout: float = TIMEOUT_S, check: bool = True) -> Completed:
     """Run one of Slurm's commands without the settings by which a user's environment changes its output."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
     return run(argv, timeout=timeout, check=check, env={**env, "SLURM_TIME_FORMAT": "standard"})
+
+
+def patiently(call: Callable[[], _T], *, patience: float = PATIENCE_S, period: float = RETRY_S) -> _T:
+    """Return what `call` returns; a SlurmError is met with another try every `period` seconds, for `patience` seconds.
+
+    For decisions that must not be lost because slurmctld is being restarted. Raises the last SlurmError.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return call()
+        except SlurmError:
+            if time.monotonic() + period > deadline:
+                raise
+            time.sleep(period)
 
 
 def show_jobs(job_id: str, *, timeout: float = TIMEOUT_S) -> list[JobInfo]:

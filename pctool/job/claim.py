@@ -1,0 +1,280 @@
+"""Claim the next attempt of a run: once a start of the batch script, exclusively, and only if it is safe to go on.
+
+The attempt's folder is made under another name with claim.json inside and then renamed to its number. A rename to a
+folder that is not empty fails, so that one claimant wins a number, and nobody ever sees a number without its claim.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume
+from pctool.checkpoint.stores import StoreUnreadableError
+from pctool.errors import AwsError, PctoolError, RunInUseError, SlurmError, UsageError
+from pctool.job.heartbeat import last_sign_of_life
+from pctool.job.hold import Held, hold, note
+from pctool.job.stalled import count_stalled, why_stalled
+from pctool.run import env
+from pctool.run.layout import AttemptDir, RunDir, fsync_dir, write_atomic
+from pctool.run.ledger import Ledger
+from pctool.run.records import Claim, claim_bytes, read_claim
+from pctool.slurm import query
+from pctool.slurm.states import is_ended
+
+SILENT_S = 600.0  # an owner that Slurm cannot be asked about counts as gone after this long without a heartbeat (5 s)
+_RACES = 1000  # claimants that may be faster than this one before it gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of a batch script, as Slurm's environment describes it."""
+
+    run: RunDir
+    job_id: str
+    restart: int
+    node: str  # SLURMD_NODENAME
+    nodelist: str
+    cluster: str
+    store: str | None
+    max_stalled: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """The attempt is ours."""
+
+    run: RunDir
+    attempt: int
+    claim: Claim
+    resume: ResumePoint | None
+
+    def exports(self) -> str:
+        """Return the `export NAME=value` lines for the batch script, quoted for the shell."""
+        values = {
+            env.RUN_DIR: str(self.run.path),
+            env.ATTEMPT: str(self.attempt),
+            env.NONCE: self.claim.nonce,
+            env.HUB: self.claim.hub,
+        }
+        return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def claim_attempt(start: Start) -> Claimed | Held:
+    """Claim the next attempt for this start, or hold the job and say why.
+
+    Raises RunInUseError naming the job that holds the run, SlurmError if Slurm refuses what is needed, UsageError if
+    the run directory cannot be made.
+    """
+    lost = _lost_run(start)
+    if lost is not None:
+        return hold(start.run, job_id=start.job_id, rule="run-missing", why=lost, attempt=None)
+    _prepare(start.run)
+    _check_owner(start, _newest(start.run))
+    checked = _may_go_on(start)
+    if isinstance(checked, Held):
+        return checked
+    nodes = query.hostnames(start.nodelist) or (start.node,)
+    claim = Claim(
+        job_id=start.job_id,
+        restart=start.restart,
+        nonce=secrets.token_hex(16),
+        host=start.node,
+        nodes=nodes,
+        time=round(time.time(), 3),
+        hub=_hub(start.node),
+        cluster=start.cluster,
+    )
+    attempt = take(start, claim)
+    Ledger(start.run.ledger).append(
+        "claim", attempt=attempt, job_id=claim.job_id, restart=claim.restart, nodes=list(nodes), host=claim.host
+    )
+    note(start.run, start.job_id, "")  # a note of an earlier hold is no longer true
+    return Claimed(run=start.run, attempt=attempt, claim=claim, resume=checked.resume)
+
+
+def take(start: Start, claim: Claim) -> int:
+    """Make the next attempt's folder and return its number; whoever was faster is asked about like any owner."""
+    number = _newest(start.run)
+    for _ in range(_RACES):
+        attempt = start.run.attempt(number + 1)
+        if publish(attempt, claim):
+            start.run.logs(attempt.number).mkdir(parents=True, exist_ok=True)
+            return attempt.number
+        # a listing may be older than what rename just saw (NFS), so go by the number that is taken
+        number = max(attempt.number, _newest(start.run))
+        _check_owner(start, number)
+    raise SlurmError(f"{_RACES} other claims were faster", where=str(start.run.attempts), fix="see who starts so many")
+
+
+def publish(attempt: AttemptDir, claim: Claim) -> bool:
+    """Return whether this claim now owns the attempt's number. Our own nonce there is our own lost answer (NFS)."""
+    temp = attempt.path.with_name(f".claim-{claim.nonce}")
+    if attempt.path.exists():
+        return _is_mine(attempt, claim)
+    (temp / "nodes").mkdir(parents=True, exist_ok=True)
+    write_atomic(temp / "claim.json", claim_bytes(claim))
+    try:
+        os.rename(temp, attempt.path)
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT}:
+            raise
+        shutil.rmtree(temp, ignore_errors=True)
+        return _is_mine(attempt, claim)
+    fsync_dir(attempt.path.parent)
+    return True
+
+
+def _is_mine(attempt: AttemptDir, claim: Claim) -> bool:
+    owner = read_claim(attempt)
+    return owner is not None and owner.nonce == claim.nonce
+
+
+@dataclass(frozen=True)
+class _GoOn:
+    resume: ResumePoint | None
+
+
+def _may_go_on(start: Start) -> _GoOn | Held:
+    """Check that attempts make progress and that the next one would resume where the run really is."""
+    events = Ledger(start.run.ledger).read()
+    why = why_stalled(count_stalled(events, start.run.attempt_numbers()), start.max_stalled)
+    if why is not None:
+        return _hold(start, "stalled", why)
+    try:
+        return _GoOn(find_resume(start.run, start.store))
+    except BelowDurableError as error:
+        return _hold(start, "below-durable", error.what)
+    except (OSError, AwsError, StoreUnreadableError) as error:
+        said = error.what if isinstance(error, PctoolError) else str(error)
+        return _hold(start, "store-unreadable", f"the checkpoints cannot be listed: {said}")
+
+
+def _hold(start: Start, rule: str, why: str) -> Held:
+    newest = _newest(start.run)
+    return hold(start.run, job_id=start.job_id, rule=rule, why=why, attempt=newest if newest >= 0 else None)
+
+
+def _lost_run(start: Start) -> str | None:
+    """Return why this cannot be the run that was started before, or None."""
+    if start.run.ledger.exists():
+        return None
+    if start.restart > 0:
+        return f"this is restart {start.restart}, but {start.run.ledger} is not there: is the file system mounted?"
+    if start.run.attempts.is_dir() and start.run.attempt_numbers():
+        return f"{start.run.path} has attempts but no ledger.jsonl"
+    return None
+
+
+def _prepare(run: RunDir) -> None:
+    try:
+        for folder in (run.attempts, run.checkpoints, run.path / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the run directory cannot be made: {error.strerror}",
+            where=str(run.path),
+            fix="choose a folder on the shared file system that you may write to (--run-dir)",
+        ) from error
+
+
+def _newest(run: RunDir) -> int:
+    return max(run.attempt_numbers(), default=-1)
+
+
+def _check_owner(start: Start, newest: int) -> None:
+    """Raise RunInUseError unless the newest claim's owner is this job or is gone."""
+    for number in range(newest, -1, -1):
+        attempt = start.run.attempt(number)
+        owner = read_claim(attempt)
+        if owner is not None:
+            _check_gone(start, attempt, owner)
+            return
+
+
+def _check_gone(start: Start, attempt: AttemptDir, owner: Claim) -> None:
+    here = not owner.cluster or not start.cluster or owner.cluster == start.cluster
+    if here and owner.job_id == start.job_id:
+        return
+    if not here:
+        _check_silent(start, attempt, owner, f"it belongs to another cluster ({owner.cluster})")
+        return
+    try:
+        state = query.job_states([owner.job_id]).get(owner.job_id)
+    except SlurmError as error:
+        _check_silent(start, attempt, owner, error.what)
+        return
+    if state is not None and not is_ended(state):
+        raise _in_use(start, attempt, owner, f"which is {state}")
+
+
+def _check_silent(start: Start, attempt: AttemptDir, owner: Claim, reason: str) -> None:
+    if _ended_for_good(start.run, attempt.number):
+        return
+    silent = time.time() - last_sign_of_life(attempt, owner)
+    if silent <= SILENT_S:
+        raise _in_use(
+            start, attempt, owner, f"heard {silent:.0f} s ago; Slurm cannot tell whether it is gone: {reason}"
+        )
+
+
+def _ended_for_good(run: RunDir, attempt: int) -> bool:
+    """Return whether the attempt ended in an orderly way and without a requeue."""
+    decided = [event for event in Ledger(run.ledger).read() if event.event == "decided" and event.attempt == attempt]
+    return bool(decided) and decided[-1].fields.get("requeue") == "none"
+
+
+def _in_use(start: Start, attempt: AttemptDir, owner: Claim, what: str) -> RunInUseError:
+    return RunInUseError(
+        f"this run is held by job {owner.job_id} (attempt {attempt.number} on {owner.host}), {what}",
+        where=str(start.run.path),
+        fix=f"wait for it, end it with `scancel {owner.job_id}`, or give this job a run directory of its own",
+    )
+
+
+def _hub(node: str) -> str:
+    """Return host:port where the launches of this attempt meet: an address that other nodes reach, a port free now.
+
+    The port may be taken until launch binds it; then launch moves on to the next ones.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("", 0))
+        port = listener.getsockname()[1]
+    return f"{_address(node)}:{port}"
+
+
+def _address(node: str) -> str:
+    """Return NodeAddr as Slurm has it, or this host's name where Slurm does not answer or the name means nothing."""
+    try:
+        addr = query.node_addr(node)
+        if addr:
+            socket.getaddrinfo(addr, None)
+            return addr
+    except (SlurmError, OSError):
+        pass
+    return socket.gethostname()
+
+
+def start_from(environ: Mapping[str, str], *, run_dir: str, store: str | None, max_stalled: int) -> Start:
+    """Return the start that Slurm's environment describes. Raise UsageError outside a batch script."""
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        raise UsageError("SLURM_JOB_ID is not set", fix="`pctool claim` is for the batch script; use `pctool submit`")
+    return Start(
+        run=RunDir(Path(run_dir).absolute()),
+        job_id=job_id,
+        restart=int(environ.get("SLURM_RESTART_COUNT") or 0),
+        node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        nodelist=environ.get("SLURM_JOB_NODELIST", ""),
+        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        store=store,
+        max_stalled=max_stalled,
+    )

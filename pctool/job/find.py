@@ -1,0 +1,140 @@
+"""From what a user types, a job id or a path, to the run directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pctool.errors import IncompleteError, NotFoundError, SlurmError, UsageError
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
+from pctool.run.records import read_claim
+from pctool.slurm import query
+from pctool.slurm.comment import parse_comment
+from pctool.slurm.parse import JobInfo
+
+_JOB_ID = re.compile(r"^(\d+)(?:_(\d+))?$")
+_TASK = "%a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A run, the job that works on it (or did last), and what Slurm knows of that job."""
+
+    run: RunDir
+    job_id: str | None = None
+    job: JobInfo | None = None
+    slurm_silent: str | None = None  # why Slurm could not be asked
+
+
+def jobs_file(environ: Mapping[str, str]) -> Path:
+    """Return the file in which submit remembers job ids, for when Slurm has forgotten them."""
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/")) / ".local" / "state")
+    return Path(state) / "pctool" / "jobs.jsonl"
+
+
+def find_run(target: str, *, jobs: Path) -> Found:
+    """Return the run that a job id (123, 123_4) or a path names.
+
+    A job id is looked up in Slurm (the job's comment) and then in `jobs`. Raises NotFoundError if neither knows it or
+    there is no run at that path, UsageError for a whole array.
+    """
+    match = _JOB_ID.match(target)
+    if match and not Path(target).is_dir():
+        return _by_job(target, match[1], match[2], jobs)
+    return _by_path(Path(target).absolute())
+
+
+def _by_path(path: Path) -> Found:
+    run = RunDir(path)
+    if not run.ledger.exists() and not run.attempts.is_dir() and not run.job_toml.exists():
+        raise NotFoundError("no run directory here", where=str(path), fix="give a job id, or the run directory itself")
+    job_id = last_job_id(run)
+    if job_id is None:
+        return Found(run=run)
+    job, silent = _ask(job_id)
+    ours = job is not None and _is_run(job, path)
+    return Found(run=run, job_id=job_id, job=job if ours else None, slurm_silent=silent)
+
+
+def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
+    job, silent = _ask(target)
+    comment = parse_comment(job.comment) if job else None
+    if job is not None and comment is None:
+        raise NotFoundError(f"job {target} is not one of pctool's", fix="give the run directory, or another job id")
+    if job is not None and comment is not None:
+        task = task or job.array_task_id
+        run = RunDir(Path(_for_task(comment.run_dir, target, task)))
+        return Found(run=run, job_id=job.job_id, job=job)
+    remembered = _remembered(jobs, (target, base))
+    if remembered is None:
+        why = silent or "Slurm does not know it (any more)"
+        raise NotFoundError(f"job {target} is not found: {why}", where=str(jobs), fix="give the run directory itself")
+    run = RunDir(Path(_for_task(remembered, target, task)))
+    return Found(run=run, job_id=last_job_id(run) or target, slurm_silent=silent)
+
+
+def _ask(job_id: str) -> tuple[JobInfo | None, str | None]:
+    try:
+        return query.show_job(job_id), None
+    except SlurmError as error:
+        return None, error.what
+
+
+def _is_run(job: JobInfo, path: Path) -> bool:
+    """Return whether the job works on this run: job ids are given anew by another cluster."""
+    comment = parse_comment(job.comment)
+    if comment is None:
+        return False
+    given = Path(comment.run_dir.replace(_TASK, job.array_task_id or _TASK))
+    return given == path or _same(given, path)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _for_task(run_dir: str, target: str, task: str | None) -> str:
+    if _TASK not in run_dir:
+        return run_dir
+    if task is None or not task.isdigit():
+        raise UsageError(f"{target} is an array", fix=f"name one task, as in {target}_0")
+    return run_dir.replace(_TASK, task)
+
+
+def _remembered(jobs: Path, ids: Iterable[str]) -> str | None:
+    """Return the newest run directory that submit wrote down for one of these ids."""
+    wanted = set(ids)
+    return next((run_dir for job_id, run_dir in reversed(list(_records(jobs))) if job_id in wanted), None)
+
+
+def _records(jobs: Path) -> Iterator[tuple[str, str]]:
+    try:
+        lines = jobs.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+            yield str(record["job_id"]), str(record["run_dir"])
+        except (ValueError, KeyError, TypeError):
+            continue  # a line torn by a full disk hides one job, not the others
+
+
+def last_job_id(run: RunDir) -> str | None:
+    """Return the id of the job that claimed the newest attempt, or was submitted last; None if there is neither."""
+    for number in reversed(run.attempt_numbers()):
+        try:
+            claim = read_claim(run.attempt(number))
+        except IncompleteError:
+            continue
+        if claim is not None:
+            return claim.job_id
+    submitted = [event.fields.get("job_id") for event in Ledger(run.ledger).read() if event.event == "submitted"]
+    return str(submitted[-1]) if submitted else None

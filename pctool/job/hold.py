@@ -1,0 +1,83 @@
+"""Hold the job that runs this batch script, with the reason where its owner will look: ledger, comment, output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pctool.errors import HOLD, SlurmError
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
+from pctool.slurm import query
+from pctool.slurm.comment import format_comment, parse_comment
+
+ALREADY_PENDING = "pending execution"  # what `scontrol requeue` says of a job that is requeued already
+ADVICE = {
+    "stalled": "see why in `pctool logs {job}`, then start the count anew with `scontrol release {job}`",
+    "below-durable": "bring the checkpoints back, or accept the loss with `pctool resume {run} --from STEP`; "
+    "then `scontrol release {job}`",
+    "store-unreadable": "see to it that the store can be read (`pctool doctor`), then `scontrol release {job}`",
+    "run-missing": "bring {run} back, or accept a new start with `pctool resume {run} --from 0`; "
+    "then `scontrol release {job}`",
+}
+_NOTE_CHARS = 300  # Slurm keeps 1024 characters of a comment; the run directory needs some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The job was held: why, by which rule, what to do, and with which code the batch script should exit."""
+
+    rule: str
+    why: str
+    code: int
+    how: str  # exit-code | scontrol
+
+    def advice(self, job_id: str, run: RunDir) -> str:
+        """Return what the owner should do before the job may go on."""
+        return ADVICE[self.rule].format(job=job_id, run=run.path)
+
+
+def hold(run: RunDir, *, job_id: str, rule: str, why: str, attempt: int | None) -> Held:
+    """Hold this job and return the code to exit with.
+
+    Where RequeueExitHold has 86, that exit code holds; else `scontrol requeuehold`, which the job's owner may use.
+    Raises SlurmError if Slurm refuses, or does not answer for two minutes.
+    """
+    _, hold_codes = query.patiently(query.requeue_exit_codes)
+    if run.ledger.exists():  # one made here would pass for the run's own at the next start
+        Ledger(run.ledger).append("held", attempt=attempt, rule=rule, why=why)
+    note(run, job_id, f"held: {why}")
+    if HOLD in hold_codes:
+        return Held(rule=rule, why=why, code=HOLD, how="exit-code")
+    requeue(job_id, verb="requeuehold")
+    return Held(rule=rule, why=why, code=HOLD, how="scontrol")
+
+
+def requeue(job_id: str, *, verb: str = "requeue") -> None:
+    """Requeue this running job by `scontrol requeue` (or `requeuehold`); that it is pending already is success.
+
+    Raises SlurmError with Slurm's words if it refuses.
+    """
+    done = query.patiently(lambda: query.ask(["scontrol", verb, job_id], check=False))
+    said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+    if done.code != 0 and ALREADY_PENDING not in said:
+        raise SlurmError(
+            f"`scontrol {verb} {job_id}` was refused: {said}",
+            fix="submit the job with requeue allowed (Requeue=1), or resubmit it: the next attempt resumes by itself",
+        )
+
+
+def note(run: RunDir, job_id: str, text: str) -> str | None:
+    """Put a note behind the run directory in the job's comment ('' removes it).
+
+    Return what went wrong, if anything: a note is a help for people, the ledger has the reason anyway.
+    """
+    try:
+        job = query.show_job(job_id)
+        ours = parse_comment(job.comment) if job else None
+        if (ours.note if ours else "") == text or (ours is None and job is not None and job.comment):
+            return None  # said already, or a comment of the user's own, which stays
+        comment = format_comment(ours.run_dir if ours else str(run.path), text[:_NOTE_CHARS])
+        query.ask(["scontrol", "update", f"JobId={job_id}", f"Comment={comment}"])
+    except SlurmError as error:
+        return error.what
+    return None

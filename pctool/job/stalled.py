@@ -1,0 +1,81 @@
+"""How many attempts in a row brought no new complete checkpoint, counted from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pctool.run.layout import parse_checkpoint_name
+from pctool.run.ledger import Event
+
+# An attempt that steps back from a doomed node ends at once and did nothing wrong, but a node that never goes away
+# must not cycle for ever. With the requeue delay of 71 s that ParallelCluster ships, 20 of them are some 25 minutes,
+# more than the two minutes that a noticed node has left, plus SlurmdTimeout and clustermgtd's minute.
+MAX_STEP_BACKS = 20
+
+
+@dataclass
+class _Attempt:
+    resumed: int = -1
+    progress: bool = False
+    step_back: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """The attempts since the last progress (or since the owner released the job): stalled ones and step-backs."""
+
+    stalled: int
+    step_backs: int
+
+
+def count_stalled(events: Iterable[Event], attempts: Sequence[int] = ()) -> Stall:
+    """Count backwards from the newest attempt to the last one that brought a new complete checkpoint or was done.
+
+    `attempts` are the numbers that have a folder: one whose owner died before it wrote to the ledger counts too.
+    A `held` event starts the count anew, since only the owner's release lets the job start again.
+    """
+    known: dict[int, _Attempt] = {}
+    reset = -1
+    for event in events:
+        if event.event in {"held", "accepted"}:
+            reset = max([reset, *known, *([event.attempt] if event.attempt is not None else [])])
+        elif event.attempt is not None:
+            _note(known.setdefault(event.attempt, _Attempt()), event)
+    numbers = {number for number in (*known, *attempts) if number > reset}
+    return _count([known.get(number, _Attempt()) for number in sorted(numbers, reverse=True)])
+
+
+def why_stalled(stall: Stall, max_stalled: int) -> str | None:
+    """Return why the job should be held, or None if it may go on."""
+    if stall.stalled >= max_stalled:
+        return f"{stall.stalled} attempts in a row without a new complete checkpoint"
+    if stall.step_backs >= MAX_STEP_BACKS:
+        return f"{stall.step_backs} attempts in a row stepped back from a node with a standing notice"
+    return None
+
+
+def _note(attempt: _Attempt, event: Event) -> None:
+    step = event.fields.get("step")
+    if event.event == "resumed":
+        attempt.resumed = int(step) if step is not None else -1
+    elif event.event == "step-back":
+        attempt.step_back = True
+    elif event.event == "committed":
+        # saving again what was restored is no progress
+        attempt.progress |= step is None or int(step) > attempt.resumed
+    elif event.event == "mirrored":
+        parsed = parse_checkpoint_name(str(event.fields.get("name", "")))
+        attempt.progress |= parsed is not None and parsed[0] == event.attempt and parsed[1] > attempt.resumed
+    elif event.event == "decided":
+        attempt.progress |= event.fields.get("cause") == "done"
+
+
+def _count(newest_first: Iterable[_Attempt]) -> Stall:
+    stalled = step_backs = 0
+    for attempt in newest_first:
+        if attempt.progress:
+            break
+        stalled += not attempt.step_back
+        step_backs += attempt.step_back
+    return Stall(stalled=stalled, step_backs=step_backs)

@@ -1,0 +1,121 @@
+"""From a job id or a path to the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pctool.errors import NotFoundError, SlurmError, UsageError
+from pctool.job.find import find_run, jobs_file, last_job_id
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
+from pctool.run.records import Claim, claim_bytes
+from pctool.slurm import query
+from pctool.slurm.comment import format_comment
+from pctool.slurm.parse import JobInfo, parse_jobs
+
+
+def record(job_id: str, comment: str, *, task: str = "") -> str:
+    array = f"ArrayJobId=5 ArrayTaskId={task} " if task else ""
+    return (
+        f"JobId={job_id} {array}JobName=x\n   UserId=ada(1) GroupId=ada(1)\n"
+        f"   JobState=RUNNING Reason=None\n   Comment={comment} \n"
+    )
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the jobs Slurm knows, label -> record; 'silent' makes it not answer."""
+    known: dict[str, str] = {}
+
+    def show_job(job_id: str, **_: float) -> JobInfo | None:
+        if "silent" in known:
+            raise SlurmError("slurmctld does not answer")
+        found = known.get(job_id)
+        return parse_jobs(found)[0] if found else None
+
+    monkeypatch.setattr(query, "show_job", show_job)
+    return known
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "my run")
+    made.path.mkdir()
+    Ledger(made.ledger).append("submitted", job_id="7")
+    return made
+
+
+def test_by_job_id_through_the_comment(run: RunDir, jobs: dict[str, str], tmp_path: Path) -> None:
+    jobs["7"] = record("7", format_comment(str(run.path), "held: 3 attempts"))
+    found = find_run("7", jobs=tmp_path / "none")
+    assert (found.run, found.job_id) == (run, "7")
+    assert found.job is not None
+
+
+def test_by_array_task(run: RunDir, jobs: dict[str, str], tmp_path: Path) -> None:
+    jobs["5_3"] = record("9", format_comment("/fsx/sweep-%a"), task="3")
+    found = find_run("5_3", jobs=tmp_path / "none")
+    assert (str(found.run.path), found.job_id) == ("/fsx/sweep-3", "9")
+    jobs["5"] = record("5", format_comment("/fsx/sweep-%a"), task="4-9%2")
+    with pytest.raises(UsageError, match="array"):
+        find_run("5", jobs=tmp_path / "none")
+
+
+def test_by_job_id_that_slurm_has_forgotten(run: RunDir, jobs: dict[str, str], tmp_path: Path) -> None:
+    remembered = tmp_path / "jobs.jsonl"
+    lines = [
+        {"job_id": "7", "run_dir": "/old"},
+        {"job_id": "7", "run_dir": str(run.path)},
+        {"job_id": "5", "run_dir": "/s-%a"},
+    ]
+    remembered.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"job_id": "8", "ru')
+    assert find_run("7", jobs=remembered).run == run
+    assert find_run("5_2", jobs=remembered).run == RunDir(Path("/s-2"))
+    with pytest.raises(NotFoundError, match="does not know it"):
+        find_run("8", jobs=remembered)
+    jobs["silent"] = ""
+    assert find_run("7", jobs=remembered).slurm_silent == "slurmctld does not answer"
+    with pytest.raises(NotFoundError, match="does not answer"):
+        find_run("8", jobs=remembered)
+
+
+def test_somebody_else_s_job(jobs: dict[str, str], tmp_path: Path) -> None:
+    jobs["7"] = record("7", "sweep")
+    with pytest.raises(NotFoundError, match="not one of pctool's"):
+        find_run("7", jobs=tmp_path / "none")
+
+
+def test_by_path(run: RunDir, jobs: dict[str, str], tmp_path: Path) -> None:
+    jobs["7"] = record("7", format_comment(str(run.path)))
+    found = find_run(str(run.path), jobs=tmp_path / "none")
+    assert (found.run, found.job_id) == (run, "7")
+    assert found.job is not None
+    jobs["7"] = record("7", format_comment("/another/run"))  # an id given anew by another cluster
+    assert find_run(str(run.path), jobs=tmp_path / "none").job is None
+
+
+@pytest.mark.parametrize("target", ["nowhere", "."])
+def test_a_path_without_a_run(
+    target: str, jobs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFoundError, match="no run directory"):
+        find_run(target, jobs=tmp_path / "none")
+
+
+def test_the_newest_claim_names_the_job(run: RunDir) -> None:
+    assert last_job_id(run) == "7"
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    assert last_job_id(run) == "7"
+    claim = Claim(job_id="9", restart=0, nonce="n", host="a", nodes=("a",), time=0.0, hub="a:1")
+    attempt.claim.write_bytes(claim_bytes(claim))
+    assert last_job_id(run) == "9"
+
+
+def test_where_jobs_are_remembered() -> None:
+    assert jobs_file({"XDG_STATE_HOME": "/s"}) == Path("/s/pctool/jobs.jsonl")
+    assert jobs_file({"HOME": "/home/ada"}) == Path("/home/ada/.local/state/pctool/jobs.jsonl")
