@@ -6,14 +6,15 @@ from the table, so that it imports no verb at all.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pctool.errors import INTERRUPTED, PctoolError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 
 class Verb(NamedTuple):
@@ -72,35 +73,61 @@ def entry() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb and return its exit code; the only place where errors become messages."""
-    if not argv or argv[0] in {"-h", "--help", "help"}:
+    name = argv[0] if argv else ""
+    try:
+        try:
+            return _dispatch(name, argv[1:])
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is no error
+    except PctoolError as error:
+        print(f"pctool {name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return 0
+
+
+def _dispatch(name: str, argv: Sequence[str]) -> int:
+    if name in {"", "-h", "--help", "help"}:
         print(overview())
-        return 0 if argv else 2
-    if argv[0] in {"-V", "--version"}:
+        return 0 if name else 2
+    if name in {"-V", "--version"}:
         print(f"pctool {version()}")
         return 0
-    verb = VERBS.get(argv[0])
-    if verb is None:
-        return _unknown(argv[0])
-    module = importlib.import_module(verb.module)
-    parser = argparse.ArgumentParser(
-        prog=f"pctool {argv[0]}",
+    if name not in VERBS:
+        return _unknown(name)
+    module = importlib.import_module(VERBS[name].module)
+    if not getattr(module, "TAKES_COMMAND", False):
+        return int(module.run(parser(name).parse_args(argv)))
+    cut = list(argv).index("--") if "--" in argv else len(argv)
+    args = parser(name).parse_args(argv[:cut])
+    args.command = list(argv[cut + 1 :])  # argparse cannot tell it from a positional before it
+    return int(module.run(args))
+
+
+def parser(name: str) -> ArgumentParser:
+    """Return the parser of one verb. This imports the verb's module, and no other's."""
+    import argparse
+
+    verb = VERBS[name]
+    made = argparse.ArgumentParser(
+        prog=f"pctool {name}",
         description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
         epilog=f"example:\n  {verb.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    module.configure(parser)
-    try:
-        return int(module.run(parser.parse_args(argv[1:])))
-    except PctoolError as error:
-        print(f"pctool {argv[0]}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of our output has gone (`pctool attempts ... | head`): nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    importlib.import_module(verb.module).configure(made)
+    return made
+
+
+def _discard_output() -> None:
+    """Point stdout at nothing: its reader has gone (`pctool attempts ... | head`), and nothing is wrong."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def overview() -> str:

@@ -1,0 +1,96 @@
+"""The help: grouped by task, an example a verb, and clear words for a wrong verb or flag."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pctool.cli.main import CHECK, FOLLOW, INSIDE, SUBMIT, VERBS
+
+
+def pctool(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "pctool", *argv], capture_output=True, text=True, timeout=60)
+
+
+def test_top_level_help_lists_each_verb_once_under_its_task() -> None:
+    done = pctool("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    sections = re.split(r"^(\S.*):$", done.stdout, flags=re.MULTILINE)[1:]
+    listed = {
+        title: re.findall(r"^  (\w+) ", body, re.MULTILINE)
+        for title, body in zip(sections[::2], sections[1::2], strict=True)
+    }
+    assert list(listed) == [SUBMIT, FOLLOW, CHECK, INSIDE]
+    assert listed == {task: [name for name, verb in VERBS.items() if verb.task == task] for task in listed}
+    assert sum(map(len, listed.values())) == len(VERBS)
+
+
+@pytest.mark.parametrize("flag", ["-h", "help"])
+def test_short_ways_to_the_same_help(flag: str) -> None:
+    assert pctool(flag).stdout == pctool("--help").stdout
+
+
+def test_no_verb_shows_the_help_and_is_a_usage_error() -> None:
+    done = pctool()
+    assert done.returncode == 2
+    assert "usage: pctool VERB" in done.stdout
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_has_help_with_an_example(name: str) -> None:
+    done = pctool(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: pctool {name}")
+    example = done.stdout.split("\nexample:\n", 1)[1]
+    assert f"pctool {name}" in example
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_option_of_a_verb_says_what_it_does(name: str) -> None:
+    from pctool.cli.main import parser
+
+    for action in parser(name)._actions:
+        assert action.help, f"{action.option_strings or action.dest} of `pctool {name}` has no help"
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_an_unknown_flag_is_a_usage_error(name: str) -> None:
+    done = pctool(name, "--no-such-flag")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"usage: pctool {name}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_verb_is_answered_with_the_right_one() -> None:
+    done = pctool("sumbit")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no verb 'sumbit'" in done.stderr
+    assert "did you mean `pctool submit`?" in done.stderr
+
+
+def test_a_verb_like_no_other_is_sent_to_the_help() -> None:
+    done = pctool("xyzzy")
+    assert done.returncode == 2
+    assert "`pctool --help` lists the verbs" in done.stderr
+
+
+def test_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    done = pctool("--version")
+    assert (done.returncode, done.stdout) == (0, f"pctool {version('pctool')}\n")
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("render", "--help")])
+def test_a_reader_that_goes_away_is_no_error(argv: tuple[str, ...]) -> None:
+    program = [sys.executable, "-m", "pctool", *argv]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(program, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, env=buffered)
+    assert (done.returncode, done.stderr) == (0, "")
