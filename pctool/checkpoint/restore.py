@@ -1,0 +1,138 @@
+"""Find the newest good checkpoint, on all ranks together, and make it whole on the shared file system.
+
+Candidates are offered newest first by rank 0. Each rank checks a share of the files byte by byte; what is damaged is
+fetched from the other tier if it is good there, else the checkpoint is named in the ledger and the one before is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pctool.checkpoint import manifest as mf
+from pctool.checkpoint.group import Group
+from pctool.checkpoint.lineage import Candidate, ResumePoint, candidates, check_durable, point_of
+from pctool.checkpoint.stores import PosixStore, Store, open_stores
+from pctool.errors import IncompleteError
+from pctool.run.layout import RunDir, checkpoint_name, write_atomic
+from pctool.run.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restorable:
+    """A checkpoint that is whole on the shared file system, every byte checked. `point.tier` says where from."""
+
+    point: ResumePoint
+    manifest: mf.Manifest
+
+
+def find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
+    """Return the newest checkpoint whose every byte is good, None for a run that has none; the same on every rank.
+
+    Raises BelowDurableError where it would be older than the ledger explains, StoreUnreadableError or AwsError where
+    a tier cannot be read.
+    """
+    offers = _offers(run, store, ledger) if group.rank == 0 else iter(())
+    damaged: dict[str, str] = {}
+    while True:
+        offer: Candidate | None = group.first(lambda: next(offers, None))
+        if offer is None:
+            _check_durable(run, ledger, group, None, damaged)
+            return None
+        whole, faults = _make_whole(offer, run, store, group)
+        if whole is not None:
+            _check_durable(run, ledger, group, whole.point, damaged)
+            return whole
+        damaged[offer.name] = "; ".join(f"{tier}: {why}" for tier, why in faults.items())
+        if group.rank == 0:
+            _reject(ledger, attempt, offer, faults)
+
+
+def _check_durable(
+    run: RunDir, ledger: Ledger, group: Group, point: ResumePoint | None, damaged: Mapping[str, str]
+) -> None:
+    group.first(lambda: check_durable(run, ledger.read(), point, damaged))
+
+
+def _offers(run: RunDir, store: str | None, ledger: Ledger) -> Iterator[Candidate]:
+    yield from candidates(open_stores(run, store), ledger.read())
+
+
+def _reject(ledger: Ledger, attempt: int, offer: Candidate, faults: Mapping[str, str]) -> None:
+    for tier, why in faults.items():
+        ledger.append("rejected", attempt=attempt, name=offer.name, step=offer.step, tier=tier, why=why)
+
+
+def _make_whole(
+    offer: Candidate, run: RunDir, store: str | None, group: Group
+) -> tuple[Restorable | None, dict[str, str]]:
+    """Check every byte of an offer and repair it from S3; return it, or None and what is wrong, tier by tier."""
+    faults = {tier: verdict.why for tier, verdict in offer.verdicts.items() if not verdict.ok}
+    if offer.manifest is None:
+        return None, faults
+    bad = _check_shares(offer.manifest, run, group) if "posix" in offer.tiers else _all_bad(offer.manifest)
+    if not bad:
+        return Restorable(point=point_of(offer), manifest=offer.manifest), {}
+    if "posix" in offer.tiers:
+        faults["posix"] = "; ".join(f"{name}: {why}" for name, why in sorted(bad.items()))
+    if "s3" not in offer.tiers or store is None or offer.verdicts["s3"].manifest != offer.manifest:
+        return None, faults
+    unfetched = _fetch_shares(offer, run, store, group, sorted(bad))
+    if unfetched:
+        return None, {**faults, "s3": "; ".join(f"{name}: {why}" for name, why in sorted(unfetched.items()))}
+    group.first(lambda: _publish(offer, run))
+    point = ResumePoint(name=offer.name, attempt=offer.attempt, step=offer.step, tier="s3")
+    return Restorable(point=point, manifest=offer.manifest), {}
+
+
+def _all_bad(manifest: mf.Manifest) -> dict[str, str]:
+    return dict.fromkeys(manifest.files, "not on the shared file system")
+
+
+def _check_shares(manifest: mf.Manifest, run: RunDir, group: Group) -> dict[str, str]:
+    """Return what is wrong with any file, on every rank; each rank reads its share of the bytes."""
+    folder = run.checkpoints / checkpoint_name(manifest.attempt, manifest.step)
+    mine = _share(manifest, sorted(manifest.files), group)
+    found = group.agree("checking the checkpoint", lambda: mf.file_faults(folder, manifest, mine))
+    return {name: why for faults in found for name, why in faults.items()}
+
+
+def _fetch_shares(offer: Candidate, run: RunDir, store: str, group: Group, names: list[str]) -> dict[str, str]:
+    """Fetch the named files from S3, each rank its share, and return what is still wrong with any of them."""
+    manifest = offer.manifest
+    assert manifest is not None
+    folder = run.checkpoints / offer.name
+
+    def fetch() -> dict[str, str]:
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = _share(manifest, names, group)
+        if mine:
+            remote = _remote(run, store)
+            for name in mine:
+                remote.fetch(offer.name, name, folder / name)
+        return mf.file_faults(folder, manifest, mine)
+
+    found = group.agree("fetching the checkpoint from S3", fetch)
+    return {name: why for faults in found for name, why in faults.items()}
+
+
+def _publish(offer: Candidate, run: RunDir) -> None:
+    """Write the manifest of a checkpoint that came from S3; a damaged one is replaced."""
+    assert offer.manifest is not None
+    data = mf.encode(offer.manifest)
+    folder = run.checkpoints / offer.name
+    if PosixStore(run.checkpoints).manifest(offer.name) != data:
+        write_atomic(folder / mf.NAME, data)
+    verdict = mf.is_complete(folder)
+    if not verdict.ok:
+        raise IncompleteError(verdict.why, where=str(folder))
+
+
+def _share(manifest: mf.Manifest, names: list[str], group: Group) -> list[str]:
+    """Deal the files out by size, so that ranks read about as many bytes each."""
+    dealt = sorted(names, key=lambda name: (-manifest.files[name].size, name))
+    return dealt[group.rank :: group.world]
+
+
+def _remote(run: RunDir, store: str) -> Store:
+    return open_stores(run, store)[-1]

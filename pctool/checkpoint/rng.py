@@ -1,0 +1,72 @@
+"""The random states of one rank: Python, NumPy where it is in use, torch on CPU and on the current CUDA device."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def file_name(rank: int) -> str:
+    """Return the name of a rank's file in a checkpoint."""
+    return f"rng-{rank:05d}.json"
+
+
+def capture() -> dict[str, Any]:
+    """Return this process's random states as plain JSON values."""
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": _pack(torch.get_rng_state())}
+    if "numpy" in sys.modules:
+        name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = _pack(torch.cuda.get_rng_state())
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put back what `capture` returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(_unpack(state["torch"]))
+    if "numpy" in state:
+        import numpy
+
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_unpack(state["cuda"]))
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Leave the random states as they were, whatever happens inside."""
+    state = capture()
+    try:
+        yield
+    finally:
+        restore(state)
+
+
+def read(folder: Path, rank: int) -> dict[str, Any] | None:
+    """Return a rank's states from a checkpoint folder, None if that rank did not exist then."""
+    try:
+        found: dict[str, Any] = json.loads((folder / file_name(rank)).read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _pack(state: torch.Tensor) -> str:
+    return base64.b64encode(bytes(state.tolist())).decode()
+
+
+def _unpack(text: str) -> torch.Tensor:
+    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,87 @@
+"""Iterate a data loader so that the position is the batches trained on, not what the workers fetched ahead."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from pctool.checkpoint import rng
+from pctool.errors import UsageError
+from pctool.train.sampler import ResumableSampler
+
+
+def protect_workers(loader: Any) -> None:
+    """Make a DataLoader's workers ignore SIGTERM and SIGUSR1, so that they outlive a signal until the save is done.
+
+    They still end with their rank: a worker looks for its parent every few seconds, and the loader stops them itself.
+    """
+    if isinstance(loader, DataLoader) and loader.num_workers > 0:
+        loader.worker_init_fn = functools.partial(ignore_signals, loader.worker_init_fn)
+
+
+def ignore_signals(then: Callable[[int], Any] | None, worker: int) -> None:
+    """Ignore SIGTERM and SIGUSR1 in this process, then run the worker_init_fn that the script gave."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if then is not None:
+        then(worker)
+
+
+def batch_size_of(loader: Any, sampler: ResumableSampler) -> int:
+    """Return the loader's batch size, which turns batches into a sample position.
+
+    Raises UsageError if it has none, or deals out another sampler's samples.
+    """
+    size = getattr(loader, "batch_size", None)
+    if isinstance(loader, DataLoader) and loader.sampler is not sampler:
+        raise UsageError(
+            "the sampler given to Run(...) is not the one that the loader uses",
+            fix="give the same ResumableSampler to DataLoader(..., sampler=sampler) and to Run(..., sampler=sampler)",
+        )
+    if not isinstance(size, int):
+        raise UsageError(
+            "the loader has no batch_size, so a ResumableSampler cannot count its samples",
+            fix="give DataLoader batch_size=... and sampler=..., not batch_sampler",
+        )
+    return size
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a loader without a ResumableSampler stands: its epoch, and the batches of it that were trained on."""
+
+    epoch: int = 0
+    batches: int = 0
+
+
+def endless(loader: Iterable[Any], start: Place) -> Iterator[tuple[Place, Any]]:
+    """Yield batches without end, each with the place behind it.
+
+    A loader with a ResumableSampler is endless itself and starts at the sampler's position (`start` is then the
+    beginning). Any other loader is started anew each epoch, and what was done of the first epoch is drawn and dropped,
+    which is right as long as its order is the same each time.
+    """
+    epoch, skip = start.epoch, start.batches
+    while True:
+        _set_epoch(loader, epoch)
+        with rng.preserved():
+            # a DataLoader draws its workers' seed from the global generator: a resumed run must not draw once more
+            batches = iter(loader)
+        count = 0
+        for count, batch in enumerate(batches, start=1):
+            if count > skip:
+                yield Place(epoch, count), batch
+        if not count:
+            raise UsageError("the loader yields no batch", fix="check its batch_size and drop_last, and the data set")
+        epoch, skip = epoch + 1, 0
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(epoch)

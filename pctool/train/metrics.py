@@ -1,0 +1,44 @@
+"""The metrics file of one rank: JSON lines, kept in memory between checkpoints."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from pathlib import Path
+from typing import Any
+
+_LINES = 1000  # at most this many lines wait in memory, whatever the checkpoint interval is
+
+
+class Metrics:
+    """Append what a rank logs to RUN/logs/<attempt>/metrics-rank<R>.jsonl.
+
+    The shared file system is asked once a checkpoint, not once a step. What a killed rank had not written yet belongs
+    to steps that are done again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[str] = []
+        atexit.register(self.flush)
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Add one line: the step and the values, which must be JSON's (or have `tolist`, as tensors do)."""
+        self._waiting.append(json.dumps({"step": step, **values}, default=_plain, separators=(",", ":")))
+        if len(self._waiting) >= _LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append the waiting lines to the file."""
+        if not self._waiting:
+            return
+        text, self._waiting = "\n".join(self._waiting) + "\n", []
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(text)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be logged: give a number, a string or a list")

@@ -1,0 +1,85 @@
+"""What a run is told by its script and by the environment, resolved once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pctool.errors import UsageError
+from pctool.run import env
+from pctool.run.layout import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of one rank. Without pctool's batch script `attempt`, `page` and `store` are None."""
+
+    run: RunDir
+    attempt: int | None
+    every: int | None
+    keep: int | None
+    store: str | None
+    page: str | None
+    local_rank: int
+    world_size: int  # as the launcher says
+    local_world_size: int
+    master: tuple[str, int] | None
+    code: str
+    config: str
+
+
+def resolve(
+    environ: Mapping[str, str], *, run_dir: str | None, every: int | None, keep: int | None, store: str | None
+) -> Settings:
+    """Resolve the arguments of Run and the environment; the environment, which comes from the job spec, wins.
+
+    Raises UsageError for a number that is none or not positive.
+    """
+    run = RunDir(Path(environ.get(env.RUN_DIR) or run_dir or "run").absolute())
+    master = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return Settings(
+        run=run,
+        attempt=_number(environ, env.ATTEMPT, None, least=0),
+        every=_positive("every", _number(environ, env.EVERY, every)),
+        keep=_positive("keep", _number(environ, env.KEEP, keep)),
+        store=environ.get(env.STORE) or store or None,
+        page=environ.get(env.PAGE) or None,
+        local_rank=_number(environ, "LOCAL_RANK", 0, least=0) or 0,
+        world_size=_number(environ, "WORLD_SIZE", 1) or 1,
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1) or 1,
+        master=(master[0], int(master[1])) if master[0] and master[1] else None,
+        code=_digest(Path(sys.argv[0])) if sys.argv and sys.argv[0] else "",
+        config=_digest(run.job_toml) or hashlib.sha256("\0".join(sys.argv[1:]).encode()).hexdigest(),
+    )
+
+
+def from_environment(*, run_dir: str | None, every: int | None, keep: int | None, store: str | None) -> Settings:
+    """Resolve the arguments of Run with this process's environment."""
+    return resolve(os.environ, run_dir=run_dir, every=every, keep=keep, store=store)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None, *, least: int = 1) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return default
+    if not text.isdigit() or int(text) < least:
+        raise UsageError(f"{name}={text!r} is not a whole number of at least {least}", where="environment")
+    return int(text)
+
+
+def _positive(name: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise UsageError(f"{name}={value} of Run(...) is not positive", fix=f"leave {name} out to do without")
+    return value
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, empty if it is not there."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
