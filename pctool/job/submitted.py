@@ -1,0 +1,246 @@
+"""A submitted job as submitit's Job, where accounting may be off: state comes from Slurm's queue and the ledger.
+
+submitit asks sacct, which ParallelCluster does not have by default: its state stays UNKNOWN for ever. Here squeue is
+asked, and once Slurm has forgotten the job, the run's ledger.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit import Job, SlurmExecutor, SlurmJob
+from submitit.core.utils import DelayedSubmission, FailedJobError, JobPaths, UncompletedJobError
+from submitit.slurm.slurm import SlurmInfoWatcher
+
+from pctool.errors import SlurmError
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Event, Ledger
+from pctool.slurm import query
+from pctool.slurm.command import run
+from pctool.slurm.parse import JobInfo
+from pctool.slurm.states import is_ended
+
+POLL_S = 2.0  # how often wait() asks squeue: a submitted job lives for hours, and the controller serves everyone
+SILENCE_S = 600.0  # how long Slurm may fail to answer before wait() gives up
+FORGOTTEN = "FAILED"  # the state of a job that Slurm has forgotten and whose ledger has no verdict
+_TAIL_LINES = 40
+
+
+SBATCH_TIMEOUT_S = 120.0  # a busy slurmctld answers late; sbatch itself tries again for a minute
+
+
+class Executor(SlurmExecutor):
+    """submitit's executor, with our script as the text of the submission and the plan's command to submit it."""
+
+    def __init__(self, folder: Path, *, script: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        self.said: list[str] = []
+        self._script = script
+        self._argv = tuple(argv)
+        self._env = dict(env)
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Return that this executor can be used; sbatch says it better if it cannot."""
+        return 2
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
+        jobs: list[Job[Any]] = []
+        for delayed in delayed_submissions:
+            job = self._submit_command("")
+            delayed.dump(job.paths.submitted_pickle)  # after sbatch, so that a refused job leaves nothing
+            jobs.append(job)
+        return jobs
+
+    def _submit_command(self, command: str) -> SubmittedJob:
+        path = self.folder / f".submission_file_{uuid.uuid4().hex}.sh"
+        try:
+            path.write_text(self._make_submission_file_text(command, ""))
+            done = run(self._make_submission_command(path), timeout=SBATCH_TIMEOUT_S, env=self._env, check=False)
+            if done.code != 0:
+                raise SlurmError(f"sbatch refused the job: {_said(done.stderr) or f'exit code {done.code}'}")
+            self.said = _said(done.stderr).splitlines()
+            job = SubmittedJob(self.folder, self._get_job_id_from_submission_command(done.stdout))
+            job.paths.move_temporary_file(path, "submission_file")
+        finally:
+            path.unlink(missing_ok=True)
+        return job
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self._script
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return [*self._argv, str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        """Read the id that `sbatch --parsable` prints: 123, or 123;cluster."""
+        text = string.decode() if isinstance(string, bytes) else string
+        lines = text.strip().splitlines() or [""]
+        job_id = lines[-1].partition(";")[0]
+        if not job_id.isdigit():
+            raise SlurmError(f"sbatch printed no job id, but {text.strip()!r}", fix="see `squeue --me`, then report it")
+        return job_id
+
+
+def _said(stderr: str) -> str:
+    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in stderr.splitlines() if line.strip())
+    return "\n".join(lines)
+
+
+class _NoSacct(SlurmInfoWatcher):
+    """Keep submitit from calling sacct by another way in, such as its cancel-at-deletion."""
+
+    def update(self) -> None:
+        """Ask squeue, and the ledger for what squeue no longer has."""
+        states = query.job_states(sorted(self._registered - self._finished))
+        for job_id, state in states.items():
+            self._info_dict[job_id] = {"JobID": job_id, "State": state}
+            if is_ended(state):
+                self._finished.add(job_id)
+        self._last_status_check = time.time()
+
+
+class SubmittedJob(SlurmJob[Path]):
+    """One submitted job, or one task of an array. `result()` waits and returns the run directory."""
+
+    watcher = _NoSacct(delay_s=60)
+
+    def __init__(
+        self,
+        folder: str | Path,
+        job_id: str,
+        tasks: Sequence[int] = (0,),
+        *,
+        run_dir: str | Path = "",
+        output: str | Path = "",
+        array_jobs: Sequence[SubmittedJob] = (),
+    ) -> None:
+        super().__init__(folder=folder, job_id=job_id, tasks=tasks)
+        self.run_dir = str(run_dir)
+        self.output = str(output)  # path of the job's standard output
+        self.array_jobs = tuple(array_jobs)
+        self.notes: tuple[str, ...] = ()  # warnings of the plan, and what sbatch said besides the id
+        self._final: str | None = None
+
+    @property
+    def state(self) -> str:
+        """Return the job's state in Slurm's words; for an array, that of the first task that is not over.
+
+        Raises SlurmError when Slurm does not answer.
+        """
+        if self.array_jobs:
+            states = [job.state for job in self.array_jobs]
+            alive = [state for state in states if not is_ended(state)]
+            failed = [state for state in states if state != "COMPLETED"]
+            return next(iter(alive or failed), "COMPLETED")
+        if self._final is None:
+            state = self._ask()
+            if not is_ended(state):
+                return state
+            self._final = state
+        return self._final
+
+    def _ask(self) -> str:
+        state = query.job_states([self.job_id]).get(self.job_id)
+        return state or _from_ledger(Ledger(RunDir(Path(self.run_dir)).ledger).read(), self.job_id)
+
+    def done(self, force_check: bool = False) -> bool:
+        """Return whether the job is over for good: a job that waits for its next attempt is not."""
+        return is_ended(self.state)
+
+    def wait(self) -> None:
+        """Return when the job is over, however often it is requeued. Raise SlurmError if Slurm is silent for long."""
+        silent_since: float | None = None
+        while True:
+            try:
+                if self.done():
+                    return
+                silent_since = None
+            except SlurmError:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > SILENCE_S:
+                    raise
+            time.sleep(POLL_S)
+
+    def results(self) -> list[Path]:
+        """Wait, and return the run directory (of each task of an array); raise the job's exception if it failed."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        return [Path(job.run_dir) for job in self.array_jobs or (self,)]
+
+    def result(self) -> Path:
+        """Wait, and return the run directory; raise submitit's FailedJobError if the job did not complete."""
+        return self.results()[0]
+
+    def exception(self) -> UncompletedJobError | FailedJobError | None:
+        """Wait, and return why the job did not complete, or None."""
+        self.wait()
+        errors = [job.exception() for job in self.array_jobs]
+        if errors or self.state == "COMPLETED":
+            return next((error for error in errors if error is not None), None)
+        return FailedJobError(f"job {self.job_id} ended {self.state}: {self._why()}\n{self._tail()}")
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """Return what scontrol tells of the job; {} once Slurm has forgotten it."""
+        job: JobInfo | None = query.show_job(self.job_id)
+        return dict(job.fields) if job else {}
+
+    @property
+    def paths(self) -> JobPaths:
+        """Return submitit's paths; standard output and error are one file, the job's --output."""
+        return _Paths(self._paths, self.output) if self.output else self._paths
+
+    def _why(self) -> str:
+        events = Ledger(RunDir(Path(self.run_dir)).ledger).read()
+        verdict = _verdict(events, self.job_id)
+        if verdict is not None:
+            return f"{verdict.fields.get('why') or verdict.fields.get('cause')}"
+        held = [event.fields.get("why") for event in events if event.event == "held"]
+        return str(held[-1]) if held else "the ledger has no verdict: cancelled, or its node failed for good"
+
+    def _tail(self) -> str:
+        try:
+            lines = Path(self.output).read_text(errors="replace").splitlines()
+        except OSError as error:
+            return f"its output {self.output} cannot be read: {error.strerror}"
+        return "\n".join([f"the end of {self.output}:", *lines[-_TAIL_LINES:]])
+
+
+class _Paths(JobPaths):
+    def __init__(self, paths: JobPaths, output: str) -> None:
+        super().__init__(paths._folder, job_id=paths.job_id, task_id=paths.task_id)
+        self._output = Path(output)
+
+    @property
+    def stdout(self) -> Path:
+        return self._output
+
+    @property
+    def stderr(self) -> Path:
+        return self._output
+
+
+def _from_ledger(events: Sequence[Event], job_id: str) -> str:
+    """Return the final state of a job that Slurm has forgotten, by what its batch script decided last."""
+    verdict = _verdict(events, job_id)
+    if verdict is None or verdict.fields.get("requeue") != "none":
+        return FORGOTTEN
+    return "COMPLETED" if verdict.fields.get("code") == 0 else "FAILED"
+
+
+def _verdict(events: Sequence[Event], job_id: str) -> Event | None:
+    """Return the `decided` event of the newest attempt of this job that has one."""
+    attempts = {event.attempt for event in events if event.event == "claim" and _is_same(event, job_id)}
+    verdicts: list[Any] = [event for event in events if event.event == "decided" and event.attempt in attempts]
+    return verdicts[-1] if verdicts else None
+
+
+def _is_same(event: Event, job_id: str) -> bool:
+    """Return whether the claim is this job's; a task of an array claims by an id of its own, in its own ledger."""
+    return event.fields.get("job_id") == job_id or "_" in job_id
