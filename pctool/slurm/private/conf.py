@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,12 @@ from pctool.spec.cluster import ClusterView, QueueView
 
 FILE_NAME = "slurm.conf"
 CGROUP_PLUGIN_SINCE = (23, 11)  # from then on slurmd fails without a cgroup plugin, also where nothing uses cgroups
+_SUBREAPER = """\
+import ctypes, os, sys
+if ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER; it stays over exec
+    sys.exit("no PR_SET_CHILD_SUBREAPER")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 CGROUP_CONF = "CgroupPlugin=disabled\n"
 
 
@@ -143,18 +150,24 @@ def gres_conf(view: ClusterView, layout: Layout) -> str:
     return "\n".join(["AutoDetect=off", *lines]) + "\n"
 
 
-def programs(layout: Layout) -> dict[str, str]:
-    """Return the programs that Slurm calls, by name. They need a shell and nothing else.
+def programs(layout: Layout, slurmstepd: str) -> dict[str, str]:
+    """Return the programs that Slurm calls, by name.
 
-    A node list is written to the pipe in one write of less than PIPE_BUF (4096 bytes), so that two never mix.
+    resume and suspend write a node list to the pipe in one write of less than PIPE_BUF (4096 bytes), so that two never
+    mix. slurmstepd starts the real one as a subreaper: what a task leaves behind stays below its slurmstepd, which
+    kills it when the tasks have ended, as the step's cgroup does on a real cluster. Without it an orphan that holds
+    the step's output open keeps the step, and then the node, in COMPLETING.
     """
     power = shlex.quote(str(layout.power))
     exports = f'{shlex.quote(str(layout.folder))}/nodes/"$SLURMD_NODENAME".env'
     path = f'printf "export PATH=%s:%s\\n" {shlex.quote(layout.path_prefix)} "$PATH"\n' if layout.path_prefix else ""
+    adopt = shlex.join([sys.executable, "-IS", f"{layout.folder}/bin/subreaper.py", slurmstepd])
     return {
         "resume": f"#!/bin/sh\nprintf 'resume %s\\n' \"$1\" > {power}\n",
         "suspend": f"#!/bin/sh\nprintf 'suspend %s\\n' \"$1\" > {power}\n",
         "task-prolog": f'#!/bin/sh\nwhile IFS= read -r line; do printf "%s\\n" "$line"; done < {exports}\n{path}',
+        "slurmstepd": f'#!/bin/sh\nexec {adopt} "$@"\n',
+        "subreaper.py": _SUBREAPER,
     }
 
 

@@ -84,7 +84,7 @@ class Daemons:
             files["cgroup.conf"] = conf.CGROUP_CONF
         for name, content in files.items():
             (folder / "etc" / name).write_text(content)
-        for name, content in conf.programs(layout).items():
+        for name, content in conf.programs(layout, self.tools.slurmstepd).items():
             (folder / "bin" / name).write_text(content)
             (folder / "bin" / name).chmod(0o755)
         gpus = max((cr.gpus for queue in self.config.view.queues for cr in queue.compute_resources), default=0)
@@ -109,7 +109,16 @@ class Daemons:
         """Return the argv of a node's slurmd, which stays in the foreground."""
         spool = self.config.folder / "spool" / node
         spool.mkdir(mode=0o755, exist_ok=True)  # 23.11 and newer do not make it themselves
-        return [*self.tools.slurmd, "-D", "-N", node, "-f", str(self.layout.conf), "-d", self.tools.slurmstepd]
+        return [
+            *self.tools.slurmd,
+            "-D",
+            "-N",
+            node,
+            "-f",
+            str(self.layout.conf),
+            "-d",
+            f"{self.config.folder}/bin/slurmstepd",
+        ]
 
     def printed(self, name: str) -> Path:
         """Return the path of what a daemon or a node's slurmd prints, in addition to its log."""

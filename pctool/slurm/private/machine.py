@@ -1,8 +1,9 @@
 """One simulated node: a small process that is to its node what init is to a machine.
 
 It adopts every orphan below it (subreaper), so the node is exactly the tree under it: slurmd, the slurmstepd
-processes, the jobs, and whatever these left behind. When a slurmstepd ends, what its step left is killed, as the
-cgroup of the step does on a real cluster. That is driven by SIGCHLD: between two ends nothing runs here.
+processes (subreapers themselves, see conf.programs), the jobs. When a slurmstepd ends in any way, what its step may
+have left is killed, as the cgroup of the step does on a real cluster. That is driven by SIGCHLD: between two ends
+nothing runs here.
 """
 
 from __future__ import annotations
@@ -92,14 +93,15 @@ def leftovers(init: int, slurmd: int, processes: Mapping[int, proc.Process]) -> 
     """
     keepers = {pid for pid, process in processes.items() if process.parent == init and _is_stepd(process)}
     keep = {slurmd, *keepers}.union(*(proc.descendants(pid, processes) for pid in (slurmd, *keepers)))
-    live = {step for pid in keepers if (step := step_of_title(proc.title(pid)))}
+    live = {step for pid in keepers if (step := step_of_title(proc.arguments(pid)[0]))}
     return {pid for pid in proc.descendants(init, processes) - keep if _ended(proc.environment(pid), live, keepers)}
 
 
 def _is_stepd(process: proc.Process) -> bool:
     if process.state in "ZX":
         return False
-    return process.name.startswith("slurmstepd") or proc.title(process.pid).startswith("slurmstepd")
+    words = proc.arguments(process.pid)  # also before it is one: forked by slurmd, or still its wrapper
+    return process.name.startswith("slurm") or any(word.endswith(("slurmstepd", "slurmd")) for word in words[:5])
 
 
 def _ended(env: Mapping[str, str], live: set[Step], keepers: set[int]) -> bool:

@@ -72,13 +72,13 @@ def environment(pid: int) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def title(pid: int) -> str:
+def arguments(pid: int) -> list[str]:
     """Return the command line a process shows; slurmstepd writes its step there: `slurmstepd: [12.0]`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(256).split(b"\0")[0].decode(errors="replace")
+            return file.read(4096).decode(errors="replace").split("\0")
     except OSError:
-        return ""
+        return [""]
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
