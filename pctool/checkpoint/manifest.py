@@ -156,7 +156,7 @@ def verify(folder: Path) -> Verdict:
 
 def file_faults(folder: Path, manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
     """Return what is wrong with the named files of a checkpoint, by name; a good file is not in it."""
-    faults = {name: _file_fault(folder / name, manifest.files[name]) for name in names}
+    faults = {name: file_fault(folder / name, manifest.files[name]) for name in names}
     return {name: fault for name, fault in faults.items() if fault}
 
 
@@ -177,7 +177,8 @@ def _size_fault(expected: int, found: int | None) -> str:
     return "" if found == expected else f"{found} bytes where the manifest says {expected}"
 
 
-def _file_fault(path: Path, entry: FileEntry) -> str:
+def file_fault(path: Path, entry: FileEntry) -> str:
+    """Return what is wrong with a file, "" if every byte is as its entry says."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:

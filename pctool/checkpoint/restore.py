@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.group import Group
@@ -106,14 +107,20 @@ def _fetch_shares(offer: Candidate, run: RunDir, store: str, group: Group, names
     def fetch() -> dict[str, str]:
         folder.mkdir(parents=True, exist_ok=True)
         mine = _share(manifest, names, group)
-        if mine:
-            remote = _remote(run, store)
-            for name in mine:
-                remote.fetch(offer.name, name, folder / name)
-        return mf.file_faults(folder, manifest, mine)
+        remote = open_stores(run, store)[-1]
+        return {name: fault for name in mine if (fault := _fetch(remote, folder, name, manifest.files[name]))}
 
     found = group.agree("fetching the checkpoint from S3", fetch)
     return {name: why for faults in found for name, why in faults.items()}
+
+
+def _fetch(remote: Store, folder: Path, name: str, entry: mf.FileEntry) -> str:
+    """Fetch one file and return what is wrong with it, "" if nothing is."""
+    try:
+        remote.fetch(folder.name, name, folder / name)
+    except IncompleteError as error:
+        return error.what
+    return mf.file_fault(folder / name, entry)
 
 
 def _publish(offer: Candidate, run: RunDir) -> None:
@@ -132,7 +139,3 @@ def _share(manifest: mf.Manifest, names: list[str], group: Group) -> list[str]:
     """Deal the files out by size, so that ranks read about as many bytes each."""
     dealt = sorted(names, key=lambda name: (-manifest.files[name].size, name))
     return dealt[group.rank :: group.world]
-
-
-def _remote(run: RunDir, store: str) -> Store:
-    return open_stores(run, store)[-1]

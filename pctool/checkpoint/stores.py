@@ -38,13 +38,16 @@ class Store(Protocol):
         """Return the size of every file by name."""
 
     def put(self, name: str, file: str, source: Path, entry: mf.FileEntry) -> None:
-        """Copy one data file into the store. Raise IncompleteError if what arrived is not what `entry` says."""
+        """Copy one data file into the store. Raise IncompleteError if `source` is not what `entry` says."""
 
     def publish(self, name: str, data: bytes) -> None:
         """Write MANIFEST if none is there. Raise FencedError if another one is."""
 
     def fetch(self, name: str, file: str, target: Path) -> None:
-        """Copy one data file out of the store to `target`, which appears whole or not at all."""
+        """Copy one data file out of the store to `target`, which appears whole or not at all.
+
+        Raises IncompleteError if the store's copy is missing or known to be damaged.
+        """
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its manifest first."""
@@ -88,12 +91,10 @@ class PosixStore:
 
     def put(self, name: str, file: str, source: Path, entry: mf.FileEntry) -> None:
         """Copy a file in, durably."""
+        check_file(source, entry)
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         copy_whole(source, folder / file)
-        faults = mf.file_faults(folder, _manifest_of(file, entry), [file])
-        if faults:
-            raise IncompleteError(faults[file], where=str(folder / file), fix="save this checkpoint again")
 
     def publish(self, name: str, data: bytes) -> None:
         """Write MANIFEST if none is there: temp file, fsync, rename, fsync of the folder."""
@@ -107,7 +108,10 @@ class PosixStore:
 
     def fetch(self, name: str, file: str, target: Path) -> None:
         """Copy a file out."""
-        copy_whole(self.folder / name / file, target)
+        try:
+            copy_whole(self.folder / name / file, target)
+        except FileNotFoundError as error:
+            raise IncompleteError("missing", where=str(self.folder / name / file)) from error
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its manifest first, so that a crash on the way leaves it incomplete, never damaged."""
@@ -162,5 +166,8 @@ def open_stores(run: RunDir, store: str | None) -> list[Store]:
     return stores
 
 
-def _manifest_of(file: str, entry: mf.FileEntry) -> mf.Manifest:
-    return mf.Manifest(run="", attempt=0, step=0, parent=None, world_size=1, files={file: entry})
+def check_file(path: Path, entry: mf.FileEntry) -> None:
+    """Raise IncompleteError if a file is not, byte for byte, what its entry says."""
+    fault = mf.file_fault(path, entry)
+    if fault:
+        raise IncompleteError(fault, where=str(path))
