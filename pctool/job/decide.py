@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pctool.errors import HOLD, REQUEUE, FencedError, IncompleteError, SlurmError, UsageError
 from pctool.job.hold import requeue as requeue_by_scontrol
-from pctool.job.load import parse_job
+from pctool.job.runspec import spec_fields
 from pctool.run import env
 from pctool.run.layout import AttemptDir, RunDir
 from pctool.run.ledger import Ledger
@@ -164,11 +164,8 @@ def requeue_wanted(run: RunDir) -> bool:
     A requeue must not be lost to a spec written by another version.
     """
     try:
-        text = run.job_toml.read_text(encoding="utf-8")
-        return bool(parse_job(text, where=str(run.job_toml)).get("requeue", True))
-    except FileNotFoundError:
-        return True
-    except (UsageError, ValueError) as error:
+        return bool(spec_fields(run).get("requeue", True))
+    except UsageError as error:
         sys.stderr.write(f"pctool decide: {error}\n")
         return True
 

@@ -15,6 +15,7 @@ from pctool.run.records import read_claim
 from pctool.slurm import query
 from pctool.slurm.comment import parse_comment
 from pctool.slurm.parse import JobInfo
+from pctool.slurm.states import Phase, is_ended, phase
 
 _JOB_ID = re.compile(r"^(\d+)(?:_(\d+))?$")
 _TASK = "%a"
@@ -28,6 +29,13 @@ class Found:
     job_id: str | None = None
     job: JobInfo | None = None
     slurm_silent: str | None = None  # why Slurm could not be asked
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the job runs now; not known where Slurm is silent, which counts as alive."""
+        if self.job is None:
+            return self.slurm_silent is not None
+        return phase(self.job.state) in {Phase.RUNNING, Phase.COMPLETING}
 
 
 def jobs_file(environ: Mapping[str, str]) -> Path:
@@ -46,6 +54,18 @@ def find_run(target: str, *, jobs: Path) -> Found:
     if match and not Path(target).is_dir():
         return _by_job(target, match[1], match[2], jobs)
     return _by_path(Path(target).absolute())
+
+
+def is_alive(found: Found) -> bool:
+    """Ask Slurm whether the run's newest job may still run, now or after a requeue. Silence counts as alive."""
+    job_id = last_job_id(found.run) or found.job_id
+    if job_id is None:
+        return False
+    try:
+        state = query.job_states([job_id]).get(job_id)
+    except SlurmError:
+        return True
+    return state is not None and not is_ended(state)
 
 
 def _by_path(path: Path) -> Found:
@@ -67,8 +87,8 @@ def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
         raise NotFoundError(f"job {target} is not one of pctool's", fix="give the run directory, or another job id")
     if job is not None and comment is not None:
         task = task or job.array_task_id
-        run = RunDir(Path(_for_task(comment.run_dir, target, task)))
-        return Found(run=run, job_id=job.job_id, job=job)
+        named = _for_task(comment.run_dir, target, task) if job.array_job_id else comment.run_dir
+        return Found(run=RunDir(Path(named)), job_id=job.job_id, job=job)
     remembered = _remembered(jobs, (target, base))
     if remembered is None:
         why = silent or "Slurm does not know it (any more)"

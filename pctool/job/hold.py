@@ -13,10 +13,10 @@ from pctool.slurm.comment import format_comment, parse_comment
 ALREADY_PENDING = "pending execution"  # what `scontrol requeue` says of a job that is requeued already
 ADVICE = {
     "stalled": "see why in `pctool logs {job}`, then start the count anew with `scontrol release {job}`",
-    "below-durable": "bring the checkpoints back, or accept the loss with `pctool resume {run} --from STEP`; "
+    "below-durable": "bring the checkpoints back, or accept the loss with `pctool resume {job} --from STEP`; "
     "then `scontrol release {job}`",
     "store-unreadable": "see to it that the store can be read (`pctool doctor`), then `scontrol release {job}`",
-    "run-missing": "bring {run} back, or accept a new start with `pctool resume {run} --from 0`; "
+    "run-missing": "bring {run} back, or accept a new start with `pctool resume {job} --from 0`; "
     "then `scontrol release {job}`",
 }
 _NOTE_CHARS = 300  # Slurm keeps 1024 characters of a comment; the run directory needs some

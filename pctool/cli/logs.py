@@ -1,0 +1,31 @@
+"""`pctool logs [-f] JOB`: rank 0's log, across attempts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("job", metavar="JOB|RUN", help="a job id (123, 123_4), or a run directory")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on, over requeues, until the job is over")
+    parser.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of what is there")
+    parser.add_argument("-r", "--rank", type=int, default=0, metavar="R", help="another rank (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Copy the logs to stdout."""
+    from pctool.job.find import find_run, is_alive, jobs_file
+    from pctool.job.logs import follow, read_logs
+
+    found = find_run(args.job, jobs=jobs_file(os.environ))
+    if args.follow:
+        pieces = follow(found.run, rank=args.rank, alive=lambda: is_alive(found), last=args.lines)
+    else:
+        pieces = read_logs(found.run, rank=args.rank, last=args.lines)
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    return 0

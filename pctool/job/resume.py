@@ -1,0 +1,61 @@
+"""Accept, knowingly, that a run goes on from a lower step than its highest durable one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pctool.checkpoint.lineage import candidates
+from pctool.checkpoint.stores import open_stores
+from pctool.errors import NotFoundError, UsageError
+from pctool.job.find import Found
+from pctool.run.ledger import Ledger
+from pctool.slurm.states import Phase, phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """The step that was accepted, the checkpoint the run goes on from (None: step 0), and how to let it start."""
+
+    step: int
+    name: str | None
+    how: str
+
+
+def accept(found: Found, *, step: int, store: str | None) -> Accepted:
+    """Write to the ledger that the run may go on from `step`, and say how to let it start.
+
+    Raises UsageError while the job runs (the ledger has one writer), NotFoundError where no complete checkpoint is at
+    that step; 0 needs none. Errors of a tier that cannot be read are raised as they are.
+    """
+    if found.job is not None and phase(found.job.state) in {Phase.RUNNING, Phase.COMPLETING}:
+        raise UsageError(
+            f"job {found.job.label} is {found.job.state}",
+            where=str(found.run.path),
+            fix=f"end it first with `pctool stop {found.job.label}`",
+        )
+    name = _complete_at(found, step, store) if step > 0 else None
+    found.run.path.mkdir(parents=True, exist_ok=True)
+    Ledger(found.run.ledger).append("accepted", step=step)
+    return Accepted(step=step, name=name, how=_how(found))
+
+
+def _complete_at(found: Found, step: int, store: str | None) -> str:
+    events = Ledger(found.run.ledger).read()
+    complete = [one for one in candidates(open_stores(found.run, store), events) if one.tiers]
+    name = next((one.name for one in complete if one.step == step), None)
+    if name is None:
+        steps = ", ".join(str(one.step) for one in complete) or "none"
+        raise NotFoundError(
+            f"no complete checkpoint is at step {step}",
+            where=str(found.run.checkpoints),
+            fix=f"choose one of the steps that are there ({steps}), or 0 for a new start",
+        )
+    return name
+
+
+def _how(found: Found) -> str:
+    if found.job is None:
+        return f"submit the job again with --run-dir {found.run.path}"
+    if found.job.held:
+        return f"let it start with `scontrol release {found.job.label}`"
+    return f"job {found.job.label} starts by itself"

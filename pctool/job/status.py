@@ -1,0 +1,182 @@
+"""How a run stands now: attempt, step, newest durable checkpoint, and what it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pctool.checkpoint.lineage import durable
+from pctool.checkpoint.stores import order
+from pctool.errors import PctoolError
+from pctool.job.find import Found, find_run
+from pctool.job.heartbeat import Heartbeat, read_heartbeat
+from pctool.run.ledger import Event, Ledger
+from pctool.slurm import query
+from pctool.slurm.comment import parse_comment
+from pctool.slurm.parse import JobInfo
+from pctool.slurm.states import Phase, phase
+from pctool.units import format_duration
+
+QUIET_S = 120.0  # a step that takes longer is worth a word; the longest honest ones are evaluation and compilation
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStatus:
+    """The newest durable checkpoint that the ledger knows, and on which tiers it is."""
+
+    name: str
+    step: int
+    age_s: float | None
+    tiers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One run and its job. Ages are seconds, times seconds since the epoch; None where there is nothing to tell."""
+
+    job_id: str | None
+    run_dir: str
+    state: str  # Slurm's word, or `gone` for a job that Slurm does not know, `unknown` where it cannot be asked
+    attempt: int | None
+    cause: str | None  # of the newest attempt, once it is decided
+    nodes: str
+    step: int | None
+    step_age_s: float | None
+    checkpoint: CheckpointStatus | None
+    next_start: float | None  # when Slurm may start the requeued job again
+    held: str | None  # why the job is held
+    notes: tuple[str, ...] = ()
+
+
+def status_of(found: Found, *, now: float | None = None) -> Status:
+    """Return how one run stands."""
+    now = time.time() if now is None else now
+    events = Ledger(found.run.ledger).read()
+    number = max(found.run.attempt_numbers(), default=None)
+    beat = read_heartbeat(found.run.attempt(number)) if number is not None else None
+    stepped = beat is not None and beat.step >= 0
+    return Status(
+        job_id=found.job.label if found.job else found.job_id,
+        run_dir=str(found.run.path),
+        state=_state(found),
+        attempt=number,
+        cause=_cause(events, number),
+        nodes=found.job.node_list if found.job else "",
+        step=beat.step if beat and stepped else None,
+        step_age_s=round(now - beat.step_time, 1) if beat and stepped and beat.step_time else None,
+        checkpoint=newest_checkpoint(events, now),
+        next_start=next_start(found.job),
+        held=_held(found.job, events),
+        notes=tuple(_notes(found, beat, events, number, now)),
+    )
+
+
+def status_of_mine(*, jobs: Path) -> list[Status]:
+    """Return a status for each of the caller's waiting and running jobs of pctool.
+
+    One whose run directory cannot be read is listed with the reason. Raises SlurmError if Slurm does not answer.
+    """
+    ours = [line for line in query.my_jobs() if parse_comment(line.comment)]
+    return [_status_or_why(line.label, line.state, jobs) for line in ours]
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """Return the stable JSON shape of `pctool status --json`."""
+    return asdict(status)
+
+
+def next_start(job: JobInfo | None) -> float | None:
+    """Return when a requeued job that waits may start again; None for a job that does not wait for that."""
+    if job is None or phase(job.state) is not Phase.PENDING or job.held or job.restarts == 0:
+        return None
+    return job.eligible_time
+
+
+def newest_checkpoint(events: Sequence[Event], now: float) -> CheckpointStatus | None:
+    """Return the newest durable checkpoint of the current lineage, by the ledger."""
+    known = durable(events)
+    if not known:
+        return None
+    name = max(known, key=order)
+    mine = [event for event in events if event.fields.get("name") == name]
+    times = [event.time for event in mine if event.event in {"committed", "mirrored"}]
+    on_posix = any(event.event == "committed" or event.fields.get("tier") == "posix" for event in mine)
+    on_s3 = any(event.event == "mirrored" or event.fields.get("tier") == "s3" for event in mine)
+    return CheckpointStatus(
+        name=name,
+        step=known[name],
+        age_s=round(now - min(times), 1) if times else None,
+        tiers=tuple(tier for tier, there in (("posix", on_posix), ("s3", on_s3)) if there),
+    )
+
+
+def _status_or_why(label: str, state: str, jobs: Path) -> Status:
+    try:
+        return status_of(find_run(label, jobs=jobs))
+    except (PctoolError, OSError) as error:
+        why = error.what if isinstance(error, PctoolError) else str(error)
+        return Status(
+            job_id=label, run_dir="", state=state, attempt=None, cause=None, nodes="", step=None, step_age_s=None,
+            checkpoint=None, next_start=None, held=None, notes=(why,),
+        )  # fmt: skip
+
+
+def _state(found: Found) -> str:
+    if found.job is not None:
+        return found.job.state
+    return "unknown" if found.slurm_silent else "gone"
+
+
+def _cause(events: Sequence[Event], number: int | None) -> str | None:
+    decided = [event for event in events if event.event == "decided" and event.attempt == number]
+    return str(decided[-1].fields.get("cause")) if decided else None
+
+
+def _held(job: JobInfo | None, events: Sequence[Event]) -> str | None:
+    if job is None or not job.held or phase(job.state) is not Phase.PENDING:
+        return None
+    comment = parse_comment(job.comment)
+    if comment is not None and comment.note.startswith("held: "):
+        return comment.note.removeprefix("held: ")
+    reasons = [str(event.fields.get("why")) for event in events if event.event == "held"]
+    return reasons[-1] if reasons else f"held by its owner or an administrator ({job.reason})"
+
+
+def _notes(found: Found, beat: Heartbeat | None, events: Sequence[Event], number: int | None, now: float) -> list[str]:
+    notes = [f"Slurm could not be asked: {found.slurm_silent}"] if found.slurm_silent else []
+    if found.job is not None and phase(found.job.state) is Phase.RUNNING:
+        notes += _quiet(beat, events, number, now)
+    missing = unmirrored(events)
+    if missing:
+        notes.append(f"not mirrored: {', '.join(missing)}")
+    return notes
+
+
+def _quiet(beat: Heartbeat | None, events: Sequence[Event], number: int | None, now: float) -> list[str]:
+    """Return a word about a running job that makes no steps."""
+    if beat is not None and beat.saving_since:
+        return [f"saving for {format_duration(now - beat.saving_since)}"]
+    since = beat.step_time if beat and beat.step >= 0 else _claimed(events, number)
+    if since is None or now - since < QUIET_S:
+        return []
+    what = "no step" if beat and beat.step >= 0 else "no step yet in this attempt"
+    return [f"{what} for {int(now - since) // 60} min"]
+
+
+def _claimed(events: Sequence[Event], number: int | None) -> float | None:
+    return next((event.time for event in reversed(events) if event.event == "claim" and event.attempt == number), None)
+
+
+def unmirrored(events: Sequence[Event]) -> list[str]:
+    """Return the checkpoints whose last attempt at mirroring failed."""
+    state: dict[str, bool] = {}
+    for event in events:
+        name = str(event.fields.get("name", ""))
+        if event.event in {"mirrored", "mirror-failed"}:
+            state[name] = event.event == "mirrored"
+        elif event.event == "pruned":
+            state.pop(name, None)
+    return sorted(name for name, done in state.items() if not done)

@@ -1,0 +1,69 @@
+"""Ask a running job to save and end (or to go on in its next attempt)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pctool.errors import NotFoundError, SlurmError, UsageError
+from pctool.job.find import Found
+from pctool.run.records import read_claim
+from pctool.run.stop import StopRequest, read_stop, write_stop
+from pctool.slurm import query
+from pctool.slurm.states import Phase, phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """A stop that was asked for. `slow` says why it takes longer to be seen, if it does."""
+
+    job_id: str
+    attempt: int
+    requeue: bool
+    slow: str | None
+
+
+def request_stop(found: Found, *, who: str, requeue: bool) -> Stopping:
+    """Write the stop file of the current attempt and wake the batch script.
+
+    The file is what counts: it says who asked and whether the job goes on. The signal only hastens it, since a shared
+    file system may show the file late. Raises NotFoundError if the job does not run, UsageError before its first
+    attempt has begun.
+    """
+    job_id = _running(found)
+    number = max(found.run.attempt_numbers(), default=None)
+    claim = read_claim(found.run.attempt(number)) if number is not None else None
+    if number is None or claim is None or (found.job is not None and claim.job_id != found.job.job_id):
+        raise UsageError(
+            f"job {job_id} runs but has not claimed its attempt yet",
+            where=str(found.run.attempts),
+            fix=f"try again in a moment, or end it without a save: `scancel {job_id}`",
+        )
+    attempt = found.run.attempt(number)
+    earlier = read_stop(attempt)
+    deadline = earlier.deadline if earlier else 0.0  # of a notice that is being answered already
+    write_stop(attempt, StopRequest(why="user", who=who, deadline=deadline, requeue=requeue))
+    return Stopping(job_id=job_id, attempt=number, requeue=requeue, slow=_wake(job_id))
+
+
+def _running(found: Found) -> str:
+    job = found.job
+    if job is None:
+        what = f"Slurm cannot be asked: {found.slurm_silent}" if found.slurm_silent else "Slurm does not have it"
+        error = SlurmError if found.slurm_silent else NotFoundError
+        raise error(f"job {found.job_id} is not running: {what}", where=str(found.run.path), fix="see `pctool status`")
+    if phase(job.state) is Phase.PENDING:
+        raise NotFoundError(
+            f"job {job.label} is not running, it waits ({job.state}, {job.reason}): there is nothing to save",
+            fix=f"take it out of the queue with `scancel {job.label}`; its checkpoints stay",
+        )
+    if phase(job.state) is not Phase.RUNNING:
+        raise NotFoundError(f"job {job.label} is not running, it is {job.state}", fix="see `pctool status`")
+    return job.label
+
+
+def _wake(job_id: str) -> str | None:
+    try:
+        query.ask(["scancel", "--batch", "--signal=USR1", job_id])
+    except SlurmError as error:
+        return error.what
+    return None

@@ -1,0 +1,114 @@
+"""Which jobs are nudged, and which never."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pctool.errors import NotFoundError, SlurmError
+from pctool.job import nudge as module
+from pctool.job.nudge import is_due, longest_wait, nudge, watch
+from pctool.slurm import query
+from pctool.slurm.parse import JobInfo, QueueLine, parse_jobs
+
+NOW = 1_000_000.0
+
+
+def job(**changes: Any) -> JobInfo:
+    base = {
+        "state": "PENDING", "reason": "BeginTime", "restarts": 1, "priority": 5, "comment": "pctool:/r",
+        "eligible_time": NOW + 50,
+    }  # fmt: skip
+    text = "JobId=7 JobName=x\n UserId=ada(1)\n JobState=PENDING Reason=BeginTime\n"
+    parsed = parse_jobs(text)[0]
+    return JobInfo(**{**{name: getattr(parsed, name) for name in parsed.__dataclass_fields__}, **base, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "due"),
+    [
+        ({}, True),
+        ({"reason": "NonZeroExitCode"}, True),
+        ({"eligible_time": NOW - 30}, True),  # over, but Slurm's next scheduling pass is still to come
+        ({"eligible_time": None}, True),
+        ({"restarts": 0}, False),
+        ({"comment": "sweep"}, False),
+        ({"comment": None}, False),
+        ({"reason": "JobHeldUser", "priority": 0}, False),
+        ({"priority": 0}, False),
+        ({"state": "SPECIAL_EXIT"}, False),
+        ({"state": "RUNNING"}, False),
+        ({"state": "COMPLETING"}, False),
+        ({"reason": "Resources"}, False),
+        ({"reason": "Dependency"}, False),
+        ({"eligible_time": NOW + 7200}, False),  # a begin time that somebody asked for
+    ],
+)
+def test_what_is_due(changes: dict[str, Any], due: bool) -> None:
+    assert is_due(job(**changes), now=NOW, longest_wait_s=131) is due
+
+
+def test_the_longest_wait() -> None:
+    assert longest_wait({"AuthInfo": "socket=/s,cred_expire=70"}) == 131
+    assert longest_wait({"AuthInfo": ""}) == longest_wait({}) == 181
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    monkeypatch.setattr(query, "config", lambda: {"AuthInfo": "cred_expire=70"})
+    monkeypatch.setattr(query, "ask", lambda argv, **_: asked.append(argv))
+    lines = [
+        QueueLine(label="7", job_id="7", state="PENDING", reason="BeginTime", comment="pctool:/r"),
+        QueueLine(label="8", job_id="8", state="PENDING", reason="BeginTime", comment="sweep"),
+        QueueLine(label="9", job_id="9", state="RUNNING", reason="None", comment="pctool:/r"),
+    ]
+    monkeypatch.setattr(query, "my_jobs", lambda: lines)
+    jobs = {"7": job(), "8": job(job_id="8", comment="sweep")}
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: jobs.get(job_id))
+    return asked
+
+
+def test_only_our_waiting_jobs_are_nudged(asked: list[Sequence[str]]) -> None:
+    (done,) = nudge()
+    assert (done.job.job_id, done.saved_s, done.error) == ("7", 50, None)
+    assert asked == [["scontrol", "update", "JobId=7", "StartTime=now"]]
+
+
+@pytest.mark.parametrize("job_id", ["8", "99"])
+def test_a_named_job_that_is_not_ours(asked: list[Sequence[str]], job_id: str) -> None:
+    with pytest.raises(NotFoundError):
+        nudge([job_id])
+    assert asked == []
+
+
+def test_slurm_s_refusal_is_told(asked: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(argv: Sequence[str], **_: Any) -> None:
+        raise SlurmError("Access/permission denied")
+
+    monkeypatch.setattr(query, "ask", refuse)
+    (done,) = nudge(["7"])
+    assert done.error == "Access/permission denied"
+
+
+def test_a_watch_tells_each_restart_once_and_waits_slurm_out(
+    asked: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: Iterator[list[JobInfo] | SlurmError] = iter(
+        [[job()], SlurmError("restarting"), [job()], [], [job(restarts=2)]]
+    )
+
+    def waiting() -> list[JobInfo]:
+        answer = next(answers)
+        if isinstance(answer, SlurmError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module, "_waiting", waiting)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    watching = watch()
+    assert [next(watching).job.restarts for _ in range(2)] == [1, 2]

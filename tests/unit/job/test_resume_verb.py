@@ -1,0 +1,70 @@
+"""Accepting a lower step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pctool.checkpoint.lineage import BelowDurableError, find_resume
+from pctool.errors import NotFoundError, UsageError
+from pctool.job.find import Found
+from pctool.job.resume import accept
+from pctool.job.runspec import store_of
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
+from pctool.slurm.parse import JobInfo, parse_jobs
+
+
+def job(state: str, **more: Any) -> JobInfo:
+    pairs = " ".join(f"{key}={value}" for key, value in more.items())
+    return parse_jobs(f"JobId=7 JobName=x\n UserId=ada(1)\n JobState={state} Reason=None\n {pairs}\n")[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Return a run whose ledger knows a checkpoint that is gone."""
+    made = RunDir(tmp_path)
+    made.attempt(0).path.mkdir(parents=True)
+    made.checkpoints.mkdir()
+    ledger = Ledger(made.ledger)
+    ledger.append("claim", attempt=0, job_id="7", restart=0, nodes=["a"], host="a")
+    ledger.append("committed", attempt=0, name="000000-00000400", step=400, bytes=1, seconds=1, tier="posix")
+    return made
+
+
+def test_accepting_a_new_start_lets_the_next_attempt_claim(run: RunDir) -> None:
+    with pytest.raises(BelowDurableError):
+        find_resume(run, None)
+    accepted = accept(Found(run=run, job=job("PENDING", Priority=0)), step=0, store=None)
+    assert (accepted.step, accepted.name) == (0, None)
+    assert "scontrol release 7" in accepted.how
+    assert Ledger(run.ledger).read()[-1].event == "accepted"
+    assert find_resume(run, None) is None
+
+
+def test_without_a_job_it_is_submitted_again(run: RunDir) -> None:
+    assert "submit the job again" in accept(Found(run=run), step=0, store=None).how
+
+
+def test_a_step_without_a_checkpoint(run: RunDir) -> None:
+    with pytest.raises(NotFoundError, match="no complete checkpoint is at step 300") as error:
+        accept(Found(run=run), step=300, store=None)
+    assert "none" in (error.value.fix or "")
+    assert Ledger(run.ledger).read()[-1].event == "committed"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_never_while_the_job_runs(run: RunDir, state: str) -> None:
+    with pytest.raises(UsageError, match=state):
+        accept(Found(run=run, job=job(state)), step=0, store=None)
+
+
+def test_the_store_of_a_run(run: RunDir) -> None:
+    assert store_of(run) is None
+    run.job_toml.write_text('[checkpoint]\nstore = "s3://b/p"\n')
+    assert store_of(run) == "s3://b/p"
+    run.job_toml.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="not text"):
+        store_of(run)

@@ -1,0 +1,85 @@
+"""Asking a running job to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pctool.errors import NotFoundError, SlurmError, UsageError
+from pctool.job.find import Found
+from pctool.job.stop import request_stop
+from pctool.run.layout import RunDir
+from pctool.run.records import Claim, claim_bytes
+from pctool.run.stop import StopRequest, read_stop, write_stop
+from pctool.slurm import query
+from pctool.slurm.parse import JobInfo, parse_jobs
+
+
+def job(state: str = "RUNNING") -> JobInfo:
+    return parse_jobs(f"JobId=7 JobName=x\n UserId=ada(1)\n JobState={state} Reason=None\n")[0]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(query, "ask", lambda argv, **_: asked.append(argv))
+    return asked
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path)
+    made.attempt(2).path.mkdir(parents=True)
+    claim = Claim(job_id="7", restart=2, nonce="n", host="a", nodes=("a",), time=0.0, hub="a:1")
+    made.attempt(2).claim.write_bytes(claim_bytes(claim))
+    return made
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_the_file_says_who_and_whether_it_goes_on(run: RunDir, asked: list[Sequence[str]], requeue: bool) -> None:
+    stopping = request_stop(Found(run=run, job=job()), who="ada", requeue=requeue)
+    assert (stopping.job_id, stopping.attempt, stopping.slow) == ("7", 2, None)
+    assert read_stop(run.attempt(2)) == StopRequest(why="user", who="ada", requeue=requeue)
+    assert asked == [["scancel", "--batch", "--signal=USR1", "7"]]
+
+
+def test_the_deadline_of_a_notice_stands(run: RunDir, asked: list[Sequence[str]]) -> None:
+    write_stop(run.attempt(2), StopRequest(why="notice", who="n2", deadline=123.0))
+    request_stop(Found(run=run, job=job()), who="ada", requeue=False)
+    assert read_stop(run.attempt(2)) == StopRequest(why="user", who="ada", deadline=123.0, requeue=False)
+
+
+def test_a_signal_that_fails_only_makes_it_slow(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(argv: Sequence[str], **_: Any) -> None:
+        raise SlurmError("slurmctld is silent")
+
+    monkeypatch.setattr(query, "ask", refuse)
+    assert request_stop(Found(run=run, job=job()), who="ada", requeue=False).slow == "slurmctld is silent"
+    assert read_stop(run.attempt(2)) is not None
+
+
+@pytest.mark.parametrize("state", ["PENDING", "SPECIAL_EXIT", "COMPLETING", "FAILED"])
+def test_a_job_that_does_not_run(run: RunDir, asked: list[Sequence[str]], state: str) -> None:
+    with pytest.raises(NotFoundError, match="is not running"):
+        request_stop(Found(run=run, job=job(state)), who="ada", requeue=False)
+    assert read_stop(run.attempt(2)) is None
+    assert asked == []
+
+
+def test_a_job_that_slurm_does_not_have(run: RunDir) -> None:
+    with pytest.raises(NotFoundError, match="does not have it"):
+        request_stop(Found(run=run, job_id="7"), who="ada", requeue=False)
+    with pytest.raises(SlurmError, match="silent"):
+        request_stop(Found(run=run, job_id="7", slurm_silent="silent"), who="ada", requeue=False)
+
+
+def test_before_the_claim_and_after_another_job_s(run: RunDir, tmp_path: Path, asked: list[Sequence[str]]) -> None:
+    with pytest.raises(UsageError, match="not claimed"):
+        request_stop(Found(run=RunDir(tmp_path / "new"), job=job()), who="ada", requeue=False)
+    other = Claim(job_id="6", restart=0, nonce="n", host="a", nodes=("a",), time=0.0, hub="a:1")
+    run.attempt(2).claim.write_bytes(claim_bytes(other))
+    with pytest.raises(UsageError, match="not claimed"):
+        request_stop(Found(run=run, job=job()), who="ada", requeue=False)
