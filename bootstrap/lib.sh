@@ -14,16 +14,17 @@ SLURM_PACKAGES=(slurmctld slurmd slurm-client munge)
 SLURM_COMMANDS=(slurmctld slurmd munged sbatch srun scontrol squeue)
 
 # Megabytes, measured with pip 23.2 on Python 3.11, x86_64, in November 2026.
-RUN_MB=35         # jinja2, PyYAML, rich, submitit, numpy, boto3, awscrt and what they need
-DEV_MB=75         # those, and pytest, mypy, ruff, moto, shellcheck
-TORCH_CPU_MB=195  # torch's CPU build
+RUN_MB=45          # jinja2, PyYAML, rich, submitit, numpy, boto3, awscrt and what they need
+DEV_MB=105         # those, and pytest, mypy, ruff, moto, shellcheck
+TORCH_CPU_MB=205   # torch's CPU build and what it needs
 TORCH_CUDA_MB=3000 # torch as the default index has it for x86_64, with the CUDA libraries it needs
-LISTS_MB=10       # apt's package lists
-SLURM_MB=20       # where apt cannot tell before it has fetched its lists
+LISTS_MB=10        # apt's package lists
+SLURM_MB=5         # where apt cannot tell before it has fetched its lists
 
 PLAN=()   # lines to show before anything is done
 ASK=      # set if the plan changes the system, or is a very large download
 APT=()    # packages to install with apt-get
+LOG=      # where the output of long commands goes
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -33,10 +34,12 @@ die() { # die CODE WHAT [FIX]
     exit "$1"
 }
 
+last_line() { tail -n 20 "$1" | grep -v WARNING | tail -n 1 | tr -d '\r\n' | cut -c 1-90; }
+
 # Run a long command with its output in a log, and show how far it is: a line that rewrites itself on a terminal, else a
 # line every 15 s. On failure print the end of the log.
 step() { # step LABEL COMMAND...
-    local label=$1 log=$VENV/setup.log began=$SECONDS last=0 code=0 pid
+    local label=$1 log=$LOG began=$SECONDS last=0 code=0 pid
     shift
     say "$label ..."
     "$@" >"$log" 2>&1 </dev/null &
@@ -46,10 +49,10 @@ step() { # step LABEL COMMAND...
     while kill -0 "$pid" 2>/dev/null; do
         sleep 0.5 # how often the line is redrawn; the command is waited for below
         if [[ -t 2 ]]; then
-            printf '\r\033[K  %d s  %.90s' $((SECONDS - began)) "$(tail -n 1 "$log" | tr -d '\r\n')" >&2
+            printf '\r\033[K  %d s  %s' $((SECONDS - began)) "$(last_line "$log")" >&2
         elif ((SECONDS - began - last >= 15)); then
             last=$((SECONDS - began))
-            say "  $last s  $(tail -n 1 "$log" | cut -c 1-100)"
+            say "  $last s  $(last_line "$log")"
         fi
     done
     wait "$pid" || code=$?
@@ -189,12 +192,11 @@ plan_apt_size() {
     local size
     ((${#APT[@]})) || return 0
     size=$(apt_mb "${APT[@]}")
-    PLAN+=("  by apt: about ${size:-$SLURM_MB} MB of packages, and about $LISTS_MB MB of package lists")
+    PLAN+=("apt-get: about ${size:-$SLURM_MB} MB of packages, and about $LISTS_MB MB of package lists")
 }
 
 install_apt() {
     ((${#APT[@]})) || return 0
-    mkdir -p "$VENV"
     step "updating apt's lists" as_root apt-get update
     step "installing ${APT[*]}" as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y --no-install-recommends "${APT[@]}"
@@ -209,7 +211,10 @@ slurm_is_new_enough() {
     [[ $(printf '%s\n' 22.05 "$found" | sort -V | head -n 1) == 22.05 ]]
 }
 
-slurm_in_cache() { "$VENV/bin/python" -m pctool.slurm.install --check >/dev/null 2>&1; }
+slurm_in_cache() {
+    [[ -x $VENV/bin/python ]] &&
+        "$VENV/bin/python" -c 'from pctool.slurm.install import find_install; find_install()' >/dev/null 2>&1
+}
 
 slurm_ready() {
     if slurm_on_path; then
@@ -291,11 +296,14 @@ prepare() { # prepare EXTRAS (all | dev)
     exec 9<"$ROOT"
     flock 9 # two runs at once would both fill one environment
     if ! { packages_ready "$1" && slurm_ready; }; then
+        LOG=$(mktemp -t pctool-setup.XXXXXX)
         find_python
         plan_slurm
         if plan_venv; then
             planned=1
             plan_packages "$1"
+        else
+            PLAN+=("then torch and Python packages, of which you are told before they are downloaded")
         fi
         plan_apt_size
         show_plan_and_ask
@@ -308,6 +316,7 @@ prepare() { # prepare EXTRAS (all | dev)
         fi
         packages_ready "$1" || install_packages "$1"
         install_slurm_unpacked
+        rm -f "$LOG"
     fi
     exec 9<&-
     export PATH=$VENV/bin:$PATH
