@@ -202,7 +202,10 @@ class SubmittedJob(SlurmJob[Path]):
         if verdict is not None:
             return f"{verdict.fields.get('why') or verdict.fields.get('cause')}"
         held = [event.fields.get("why") for event in events if event.event == "held"]
-        return str(held[-1]) if held else "the ledger has no verdict: cancelled, or its node failed for good"
+        if held:
+            return str(held[-1])
+        job = query.show_job(self.job_id)
+        return f"exit code {job.exit_code}" if job else "the ledger has no verdict: cancelled, or its node failed"
 
     def _tail(self) -> str:
         try:

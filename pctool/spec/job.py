@@ -16,7 +16,7 @@ class JobSpec:
 
     name: str  # --job-name
     command: tuple[str, ...]  # the training script and its arguments, as torchrun takes them
-    run_dir: str  # absolute path on the shared file system; `%a` is the array task
+    run_dir: str  # absolute path on the shared file system; a task of an array has <run_dir>/task-<id>
     nodes: int = 1
     gpus_per_node: int = 0
     ranks_per_node: int | None = None  # torchrun's --nproc-per-node; None: gpus_per_node, or 1 without GPUs
