@@ -61,11 +61,6 @@ def load_job(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Jo
     return check_script(spec, where=where)
 
 
-def read_job_toml(path: Path) -> JobSpec:
-    """Return the spec of a run directory's job.toml, as it was submitted: the script may be gone since."""
-    return _resolved(parse_job(_read(path), where=str(path)), path.parent, where=str(path))
-
-
 def _read(path: str | Path) -> str:
     source = str(path)
     try:

@@ -133,21 +133,10 @@ class SubmittedJob(SlurmJob[Path]):
 
         Raises SlurmError when Slurm does not answer.
         """
-        if self.array_jobs:
-            states = [job.state for job in self.array_jobs]
-            alive = [state for state in states if not is_ended(state)]
-            failed = [state for state in states if state != "COMPLETED"]
-            return next(iter(alive or failed), "COMPLETED")
-        if self._final is None:
-            state = self._ask()
-            if not is_ended(state):
-                return state
-            self._final = state
-        return self._final
-
-    def _ask(self) -> str:
-        state = query.job_states([self.job_id]).get(self.job_id)
-        return state or _from_ledger(Ledger(RunDir(Path(self.run_dir)).ledger).read(), self.job_id)
+        states = _states(self.array_jobs or (self,))
+        alive = [state for state in states if not is_ended(state)]
+        failed = [state for state in states if state != "COMPLETED"]
+        return next(iter(alive or failed), "COMPLETED")
 
     def done(self, force_check: bool = False) -> bool:
         """Return whether the job is over for good: a job that waits for its next attempt is not."""
@@ -213,6 +202,20 @@ class SubmittedJob(SlurmJob[Path]):
         except OSError as error:
             return f"its output {self.output} cannot be read: {error.strerror}"
         return "\n".join([f"the end of {self.output}:", *lines[-_TAIL_LINES:]])
+
+
+def _states(jobs: Sequence[SubmittedJob]) -> list[str]:
+    """Return the jobs' states with one call of squeue at most; a final state is kept, Slurm soon forgets it."""
+    asked = [job.job_id for job in jobs if job._final is None]
+    known = query.job_states(asked)
+    states = []
+    for job in jobs:
+        state = job._final or known.get(job.job_id)
+        if state is None:
+            state = _from_ledger(Ledger(RunDir(Path(job.run_dir)).ledger).read(), job.job_id)
+        job._final = state if is_ended(state) else None
+        states.append(state)
+    return states
 
 
 class _Paths(JobPaths):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pctool.errors import UsageError
 from pctool.job.dump import dump_job
 from pctool.job.keys import CHECKPOINT_KEYS, JOB_KEYS
-from pctool.job.load import job_from_flags, load_job, parse_job, read_job_toml, resolve_job
+from pctool.job.load import job_from_flags, load_job, parse_job, resolve_job
 from pctool.spec.job import JobSpec
 
 
@@ -180,11 +180,6 @@ def test_bad_commands_are_refused(folder: Path, command: str, what: str) -> None
 def test_a_missing_job_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the job file"):
         load_job(tmp_path / "none.toml")
-
-
-def test_a_submitted_spec_is_read_without_its_script(folder: Path) -> None:
-    path = write(folder, f'command = ["{folder}/gone.py"]\nrun-dir = "{folder}/run"\n')
-    assert read_job_toml(path).run_dir == f"{folder}/run"
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
