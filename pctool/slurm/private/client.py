@@ -69,10 +69,11 @@ class PrivateCluster:
         """
         if time_scale <= 0 or (nodes is not None and nodes < 1):
             raise UsageError("a private cluster needs a positive time scale and at least one node")
+        usable = install or find_install()
         config = ClusterConfig(
             view=limit_nodes(view, nodes),
             folder=_make_folder(folder),
-            install=install or find_install(),
+            install=usable,
             time_scale=time_scale,
             boot_delay=boot_delay,
             booted=booted,
