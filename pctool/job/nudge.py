@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pctool.errors import NotFoundError, SlurmError
@@ -23,7 +23,7 @@ WATCH_S = 3.0
 DEFAULT_CRED_EXPIRE_S = 120  # man slurm.conf, AuthInfo
 _SLACK_S = 60  # clocks, and the seconds between the requeue and the first look
 # Slurm says NonZeroExitCode until its next scheduling pass and BeginTime from then on (seen on 22.05.8)
-_WAITS = frozenset({"BeginTime", "NonZeroExitCode", "None"})
+_WAITS = frozenset({"BeginTime", "NonZeroExitCode"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,11 @@ def longest_wait(settings: Mapping[str, str]) -> float:
     return (int(match[1]) if match else DEFAULT_CRED_EXPIRE_S) + 1 + _SLACK_S
 
 
-def nudge(jobs: Sequence[str] = ()) -> list[Nudge]:
+def nudge(jobs: Sequence[str] = (), *, done: Container[tuple[str, int]] = ()) -> list[Nudge]:
     """Nudge these jobs (none named: all of the caller's) once and return what was done.
+
+    `done` are restarts, (job id, restart count), that were nudged before: each nudge sends a job back to the end of
+    the scheduler's pass, so that nudging without end keeps it from starting at all (seen on 22.05.8).
 
     Raises NotFoundError for a named job that is not there or not one of ours, SlurmError if Slurm does not answer.
     """
@@ -63,25 +66,32 @@ def nudge(jobs: Sequence[str] = ()) -> list[Nudge]:
         return []
     limit = longest_wait(query.config())
     now = time.time()
-    return [_nudge(job, now) for job in found if is_due(job, now=now, longest_wait_s=limit)]
+    due = [job for job in found if is_due(job, now=now, longest_wait_s=limit)]
+    return [_nudge(job, now) for job in due if _restart(job) not in done]
 
 
 def watch(jobs: Sequence[str] = ()) -> Iterator[Nudge]:
     """Nudge for ever, and yield what was done, once for each restart of a job.
 
-    A silent slurmctld is waited out; the job that was named and is gone ends the watch.
+    A silent slurmctld is waited out, a refusal is tried again; a named job that is gone ends the watch.
     """
-    told: set[tuple[str, int]] = set()
+    told: set[tuple[tuple[str, int], str | None]] = set()
+    nudged: set[tuple[str, int]] = set()
     while True:
         try:
-            done = nudge(jobs)
+            found = nudge(jobs, done=nudged)
         except SlurmError:
-            done = []
-        for one in done:
-            if (one.job.job_id, one.job.restarts) not in told:
-                told.add((one.job.job_id, one.job.restarts))
+            found = []
+        nudged |= {_restart(one.job) for one in found if one.error is None}
+        for one in found:
+            if (_restart(one.job), one.error) not in told:
+                told.add((_restart(one.job), one.error))
                 yield one
         time.sleep(WATCH_S)
+
+
+def _restart(job: JobInfo) -> tuple[str, int]:
+    return job.job_id, job.restarts
 
 
 def _waiting() -> Iterable[JobInfo]:

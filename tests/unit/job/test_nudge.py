@@ -34,6 +34,7 @@ def job(**changes: Any) -> JobInfo:
         ({"reason": "NonZeroExitCode"}, True),
         ({"eligible_time": NOW - 30}, True),  # over, but Slurm's next scheduling pass is still to come
         ({"eligible_time": None}, True),
+        ({"reason": "None", "eligible_time": None}, False),  # just released: Slurm starts it at its next pass
         ({"restarts": 0}, False),
         ({"comment": "sweep"}, False),
         ({"comment": None}, False),
@@ -112,3 +113,4 @@ def test_a_watch_tells_each_restart_once_and_waits_slurm_out(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     watching = watch()
     assert [next(watching).job.restarts for _ in range(2)] == [1, 2]
+    assert len(asked) == 2  # a second nudge of the same restart would only send it back
