@@ -24,6 +24,7 @@ class Timing:
     mirror_s: float = 600.0  # for the mirror at the end, where no deadline is known
     mirror_failed_s: float = 120.0  # the same after a program error
     mirror_lost_s: float = 10.0  # the same after a loss: the next attempt mirrors first
+    refuse_s: float = 15.0  # for the hub to hear of a node that cannot take part
     release_s: float = 900.0  # for the hub's release, should it live on and say nothing
     kill_s: float = 5.0  # from SIGTERM to SIGKILL for ranks
 

@@ -46,6 +46,7 @@ class Member:
         self._released = False
         self._ended: Record | None = None
         self._ended_at = 0.0
+        self._patience_s = timing.release_s
         self.exited = False
 
     # from this node
@@ -55,6 +56,7 @@ class Member:
 
     def refuse(self, code: int, why: str, now: float, *, recorded: bool) -> list[Action]:
         """End before the start: this node cannot take part. `recorded`: this node can write its own record."""
+        self._patience_s = self._timing.refuse_s
         return self._end(Record("program-error", code, why, saved=False), now, recorded=recorded)
 
     def notice(self, notice: Notice, clock: float) -> list[Action]:
@@ -128,8 +130,8 @@ class Member:
         if self.running and self._end_at is not None and now >= self._end_at:
             self._end_at = None
             return [Say("the ranks hang: ending them"), *self._end_ranks(self._known or "overdue")]
-        if self._ended is not None and not self.exited and now - self._ended_at >= self._timing.release_s:
-            return [Say(f"no release in {self._timing.release_s:g} s: ending without it"), *self._exit()]
+        if self._ended is not None and not self.exited and now - self._ended_at >= self._patience_s:
+            return [Say(f"no release in {self._patience_s:g} s: ending without it"), *self._exit()]
         return []
 
     def _start(self, message: Message, now: float) -> list[Action]:

@@ -37,6 +37,7 @@ class Scribe:
         self._attempt = config.attempt_dir
         self._number = config.attempt
         self._ledger = Ledger(config.run.ledger)
+        self._run_dir = config.run.path
         self._log = config.run.logs(config.attempt) / f"launch-{config.node}.log"
         self._hub = config.node == 0
         self._heartbeat = heartbeat
@@ -118,6 +119,8 @@ class Scribe:
         write_atomic(self._attempt.heartbeat, json.dumps(self._heartbeat()).encode() + b"\n")
 
     def _append(self, line: str) -> None:
+        if self._run_dir.is_dir():  # where it is not shared, nothing is made in its place
+            self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a") as file:
             file.write(line)
 

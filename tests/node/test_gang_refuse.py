@@ -1,0 +1,110 @@
+"""What keeps a node from taking part: a clear message, exit code 2, a record, and nobody left waiting."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gang_harness import HERE, Gang
+
+MakeGang = Callable[..., Gang]
+
+LAUNCH = [sys.executable, "-m", "pctool", "launch"]
+
+
+def test_a_heterogeneous_job_is_refused(gang: MakeGang) -> None:
+    one = gang(nodes=1)
+    one.start_command([*LAUNCH, "--", "train.py"], SLURM_HET_SIZE="2")
+    assert one.codes() == [2]
+    assert "heterogeneous" in one.err(0)
+
+
+@pytest.mark.parametrize("missing", ["PCTOOL_RUN_DIR", "PCTOOL_NONCE", "PCTOOL_HUB", "SLURM_NODEID", "SLURMD_NODENAME"])
+def test_a_launch_outside_of_a_claimed_attempt_says_so(gang: MakeGang, missing: str) -> None:
+    one = gang(nodes=1)
+    environ = {name: value for name, value in one.environ(0).items() if name != missing}
+    done = subprocess.run(
+        [*LAUNCH, "--", "train.py"], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert missing in done.stderr
+    assert "srun" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--nproc-per-node", "0", "--", "x.py"], ["--stop-signal", "NO", "--", "x"]])
+def test_bad_flags(gang: MakeGang, arguments: list[str]) -> None:
+    one = gang(nodes=1)
+    one.start_command([*LAUNCH, *arguments])
+    assert one.codes() == [2]
+    assert "Traceback" not in one.err(0)
+
+
+def test_a_script_that_is_not_there(gang: MakeGang) -> None:
+    one = gang(nodes=2, timing={"refuse_s": 2})
+    one.start("/nowhere/train.py")
+    assert one.codes() == [2, 2], one.story()
+    assert "n1 cannot see the script /nowhere/train.py" in one.err(1)
+    assert one.causes() == ["program-error", "program-error"]
+
+
+def test_an_interpreter_without_torch(gang: MakeGang, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    one = gang(nodes=2)
+    script = str(HERE / "gang_scripts" / "trainer.py")
+    one.start_command([*LAUNCH, "--python", str(bare), "--", script], nodes=[1])
+    one.start_command([*LAUNCH, "--", script], nodes=[0])
+    assert one.wait(1) == 2, one.story()
+    assert f"the interpreter {bare} has no torch" in one.err(1)
+    assert one.wait(0) == 1
+    assert one.causes() == ["peer-lost", "program-error"]
+
+
+def test_an_interpreter_that_is_not_there(gang: MakeGang) -> None:
+    one = gang(nodes=1)
+    one.start_command([*LAUNCH, "--python", "/no/python", "--", str(HERE / "gang_scripts" / "trainer.py")])
+    assert one.codes() == [2]
+    assert "/no/python does not run" in one.err(0)
+
+
+def test_a_run_directory_that_a_node_cannot_see(gang: MakeGang, tmp_path: Path) -> None:
+    one = gang(nodes=2)
+    elsewhere = tmp_path / "local-disk"
+    one.start("trainer.py", nodes=[1], PCTOOL_RUN_DIR=str(elsewhere))
+    one.start("trainer.py", nodes=[0])
+    assert one.wait(1) == 2, one.story()
+    assert f"node n1 cannot see {elsewhere}" in one.err(1)
+    assert one.wait(0) == 1
+    record = one.records()["n1"]  # written by node 0: node 1 could not
+    assert (record.cause, record.code) == ("program-error", 2)
+    assert "n1" in record.why
+
+
+def test_a_run_directory_of_another_attempt(gang: MakeGang) -> None:
+    one = gang(nodes=1)
+    one.start("trainer.py", PCTOOL_NONCE="other")
+    assert one.codes() == [2]
+    assert "another attempt's claim" in one.err(0)
+
+
+def test_a_hub_address_that_is_not_ours(gang: MakeGang) -> None:
+    one = gang(nodes=2)
+    one.start_command([*LAUNCH, "--", "train.py"], nodes=[0], PCTOOL_HUB="192.0.2.1:4000")
+    assert one.codes() == [2]
+    assert "cannot listen on 192.0.2.1" in one.err(0)
+    assert one.records()["n0"].code == 2
+
+
+def test_a_run_directory_that_goes_away_does_not_hang_the_launch(gang: MakeGang) -> None:
+    one = gang(nodes=1)
+    one.start("trainer.py", "steps=100")
+    one.stepping()
+    shutil.rmtree(one.run.path)
+    assert one.codes() == [0], one.story()
+    assert "run directory:" in one.err(0)
+    assert "cannot write the record of n0" in one.err(0) or one.records()
