@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         folder=folder,
         scale=args.time_scale,
         boot_delay=args.boot_delay,
-        install=find_install(Path(args.slurm_root) if args.slurm_root else None),
+        install=find_install(Path(args.slurm_root)) if args.slurm_root else find_install(),
         say=lambda line: print(f"rehearse: {line}", file=sys.stderr, flush=True),
     )
     verdicts = []

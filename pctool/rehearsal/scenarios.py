@@ -13,6 +13,7 @@ from pctool.rehearsal.verdict import Problem, find
 from pctool.run.layout import parse_checkpoint_name
 from pctool.run.ledger import Event
 from pctool.slurm.command import run as run_command
+from pctool.slurm.private.client import Down
 
 Check = Callable[[Stage, list[Event]], list[Problem]]
 
@@ -55,7 +56,7 @@ def _notice_two(stage: Stage) -> None:
     stage.notice(first)
 
 
-def _loss(down_after: float | str | None, *, victim: int = -1) -> Callable[[Stage], None]:
+def _loss(down_after: Down, *, victim: int = -1) -> Callable[[Stage], None]:
     def inject(stage: Stage) -> None:
         stage.wait_step(stage.at(0.4))
         stage.kill(stage.nodes()[victim], down_after=down_after)

@@ -15,7 +15,8 @@ from pctool.run.ledger import Event, Ledger
 from pctool.run.records import read_claim
 from pctool.slurm import query
 from pctool.slurm.command import run as run_command
-from pctool.slurm.private import PrivateCluster
+from pctool.slurm.parse import JobInfo
+from pctool.slurm.private.client import Down, PrivateCluster
 from pctool.slurm.states import is_ended
 from pctool.spec.job import JobSpec
 
@@ -90,7 +91,7 @@ class Stage:
 
         return wait_event(self.ledger, match, self._over_for(attempt, name), what=f"ledger event {name}")
 
-    def wait_job(self, ready: Callable[[query.JobInfo], bool], what: str) -> query.JobInfo:
+    def wait_job(self, ready: Callable[[JobInfo], bool], what: str) -> JobInfo:
         """Wait until `scontrol show job` shows it `ready`; raise RehearsalError once it has ended otherwise."""
         while True:
             info = query.show_job(self.job_id)
@@ -100,7 +101,7 @@ class Stage:
                 raise RehearsalError(f"the job ended ({info.state if info else 'unknown'}) while waiting for {what}")
             time.sleep(JOB_PERIOD_S)
 
-    def wait_end(self) -> query.JobInfo:
+    def wait_end(self) -> JobInfo:
         """Wait until the job has ended for good and return what Slurm says of it."""
         return self.wait_job(lambda info: is_ended(info.state), "its end")
 
@@ -110,7 +111,7 @@ class Stage:
         when = self.cluster.notice(node, lead_s=lead_s)
         self.deadline = min(self.deadline or when, when)
 
-    def kill(self, node: str, attempt: int = 0, *, down_after: float | str | None = "clustermgtd") -> None:
+    def kill(self, node: str, attempt: int = 0, *, down_after: Down = "clustermgtd") -> None:
         """Take a node away without a notice."""
         self.ended.setdefault(attempt, time.time())
         self.cluster.kill(node, down_after=down_after)

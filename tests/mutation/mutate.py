@@ -1,0 +1,81 @@
+"""Take one safeguard out of a copy of the package at a time, and see that a test fails for it.
+
+Run by hand: `python tests/mutation/mutate.py [NAME ...]`. Each mutation names the lines it replaces (they must be there
+exactly once) and the tests that must fail. Exit code 1 if any mutation survives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """`old` in `file` becomes `new`; one of `tests` must then fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS: tuple[Mutation, ...] = ()
+
+
+def apply(mutation: Mutation, copy: Path) -> None:
+    """Write the mutation into the copy; raise ValueError if the lines are not there exactly once."""
+    path = copy / mutation.file
+    text = path.read_text()
+    if text.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.name}: {text.count(mutation.old)} places in {mutation.file}, expected 1")
+    path.write_text(text.replace(mutation.old, mutation.new))
+
+
+def run(mutation: Mutation | None, tests: tuple[str, ...]) -> tuple[bool, float, str]:
+    """Run tests on a (mutated) copy; return whether they passed, the seconds, and the last lines."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pctool-mutant-") as folder:
+        copy = Path(folder)
+        for name in ("pctool", "tests", "docs", "cluster-configs", "sbatch-templates", "bootstrap"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        if mutation:
+            apply(mutation, copy)
+        argv = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *tests]
+        env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(argv, cwd=copy, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode not in {0, 1}:
+        raise RuntimeError(f"pytest did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 0, time.monotonic() - began, done.stdout.strip()[-600:]
+
+
+def main(names: list[str]) -> int:
+    """Run the named mutations, or all."""
+    chosen = [mutation for mutation in MUTATIONS if not names or mutation.name in names]
+    survived = 0
+    for mutation in chosen:
+        healthy, _, said = run(None, mutation.tests)
+        if not healthy:
+            print(f"{mutation.name}: its tests fail without the mutation\n{said}")
+            survived += 1
+            continue
+        passed, seconds, said = run(mutation, mutation.tests)
+        survived += passed
+        last = said.splitlines()[-1] if said else ""
+        print(f"{mutation.name}: {'SURVIVED' if passed else 'caught'} in {seconds:.0f} s: {last}", flush=True)
+    return 1 if survived or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
