@@ -1,0 +1,128 @@
+"""A small deterministic training script for the tests: every switch a test needs is a flag."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from pctool.train import ResumableSampler, Run
+
+
+class Numbers(Dataset[tuple[int, torch.Tensor]]):
+    """Samples made from their index."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return index, torch.sin(torch.arange(8.0) + index)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--keep", type=int)
+    parser.add_argument("--length", type=int, default=101)
+    parser.add_argument("--batch-size", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--die-at", type=int, help="rank 1 kills itself in this step")
+    parser.add_argument("--fail-save-at", type=int, help="rank 1 cannot collect its state after this step")
+    parser.add_argument("--fail-file-at", type=int, help="rank 1's file cannot be written after this step")
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--drift", action="store_true", help="no collective in a step; rank 1 is slower")
+    return parser.parse_args()
+
+
+def build(args: argparse.Namespace, rank: int) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 8))
+    if args.fsdp:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    elif dist.is_initialized() and not args.drift:
+        model = nn.parallel.DistributedDataParallel(model)
+    torch.manual_seed(1 + rank)
+    random.seed(1 + rank)
+    return model
+
+
+class Breaks:
+    """State that cannot be collected, or not be written, after a given step, on rank 1."""
+
+    def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        self.collect_at, self.write_at = args.fail_save_at, args.fail_file_at
+        self.step, self.rank = 0, rank
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.rank == 1 and self.step == self.collect_at:
+            raise OSError(28, "No space left on device")
+        if self.rank == 1 and self.step == self.write_at:
+            return {f"only on rank {self.rank}": Unwritable()}
+        return {"step": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Unwritable:
+    """An object that fails while it is written."""
+
+    def __reduce__(self) -> str:
+        raise OSError(28, "No space left on device")
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    model = build(args, rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    sampler = ResumableSampler(args.length, seed=3)
+    loader = DataLoader(Numbers(args.length), args.batch_size, sampler=sampler, num_workers=args.workers)
+    breaks = Breaks(args, rank)
+    run = Run(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampler=sampler,
+        every=args.every,
+        keep=args.keep,
+        extra={"breaks": breaks},
+    )
+    for step, (ids, x) in run.steps(loader, until=args.steps):
+        if rank == 1 and step == args.die_at:
+            os.kill(os.getpid(), 9)
+        loss = ((model(x) - x) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        time.sleep(args.step_s * (3 if args.drift and rank == 1 else 1))
+        breaks.step = step
+        run.log(step, loss=loss.item(), samples=ids.tolist(), dice=random.random())
+    print(f"rank {rank} reached the end", flush=True)
+
+
+if __name__ == "__main__":
+    main()
