@@ -217,7 +217,7 @@ slurm_in_cache() {
 }
 
 slurm_ready() {
-    if slurm_on_path; then
+    if [[ -z ${PCTOOL_SLURM_ROOT:-} ]] && slurm_on_path; then
         slurm_is_new_enough || die 3 "Slurm $(slurm_version) is installed; pctool needs 22.05 or newer" \
             "put a newer Slurm's commands on PATH"
         return
