@@ -23,7 +23,8 @@ def main() -> int:
         stop_signal=options.get("stop_signal"),
         poll_s=options.get("poll_s", 0.1),
     )
-    config = replace(config, module="standin_torchrun", timing=Timing(**options.get("timing", {})))
+    module = options.get("module", "standin_torchrun")
+    config = replace(config, module=module, timing=Timing(**options.get("timing", {})))
     ports = iter(options["ports"]) if "ports" in options else None
     choose: Callable[[], int] | None = (lambda: next(ports)) if ports is not None else None
     return Launch(

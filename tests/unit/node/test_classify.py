@@ -1,0 +1,125 @@
+"""Whose fault a rank's end is. The texts in rank_logs/ were captured from torch 2.13; NCCL's follow its formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pctool.node.classify import classify, classify_agent, is_bind_failure
+
+LOGS = Path(__file__).parent / "rank_logs"
+
+CAPTURED = [
+    ("gloo-peer-killed", True, "Connection closed by peer"),
+    ("gloo-peer-killed-in-ddp", True, "Connection closed by peer"),
+    ("gloo-reset-in-barrier", True, "Connection reset by peer"),
+    ("gloo-timeout", True, "Timed out waiting 3000ms"),
+    ("store-host-killed", True, "Failed to recv, got 0 bytes"),
+    ("store-timeout", True, "wait timeout after 2000ms"),
+    ("store-absent", True, "timed out after 3000ms while trying to connect"),
+    ("user-chained", True, "Connection closed by peer"),
+    ("user-http", False, "Connection refused"),
+    ("user-assert", False, "AssertionError: shape mismatch"),
+    ("user-multi", False, "KeyError"),
+    ("value-error", False, "ValueError: bad sample 17"),
+]
+
+NCCL_REMOTE = """[rank3]: Traceback (most recent call last):
+[rank3]:   File "/home/ada/train.py", line 40, in step
+[rank3]:     dist.all_reduce(grad)
+[rank3]: torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, \
+remote process exited or there was a network error, NCCL version 2.26.2
+[rank3]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+[rank3]: Last error:
+[rank3]: NET/OFI Request completed with error
+"""
+NCCL_USAGE = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 12, in <module>
+    dist.broadcast(x, 0)
+torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 53000
+"""
+WATCHDOG = """[rank2]:[E ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=880, OpType=ALLREDUCE, NumelIn=131137536, NumelOut=131137536, Timeout(ms)=600000) ran for 600012 ms
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread terminated with exception: [Rank 2] \
+Watchdog caught collective operation timeout: WorkNCCL(SeqNum=880, OpType=ALLREDUCE)
+"""
+WATCHDOG_CUDA = """[rank2]:[E ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog \
+thread terminated with exception: CUDA error: an illegal memory access was encountered
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 2] CUDA error: an illegal memory access was encountered
+"""
+CUDA_OOM = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 8, in <module>
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB.
+"""
+RESUMED = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 5, in <module>
+    fetch()
+RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer
+caught, going on
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 9, in <module>
+    step()
+ZeroDivisionError: division by zero
+"""
+
+
+@pytest.mark.parametrize(("name", "communication", "reason"), CAPTURED)
+def test_captured_ends(name: str, communication: bool, reason: str) -> None:
+    verdict = classify(1, (LOGS / f"{name}.txt").read_text())
+    assert verdict.communication is communication
+    assert reason in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "communication", "reason"),
+    [
+        (1, NCCL_REMOTE, True, "remote process exited"),
+        (1, NCCL_USAGE, False, "invalid usage"),
+        (-6, WATCHDOG, True, "Watchdog caught collective operation timeout"),
+        (-6, WATCHDOG_CUDA, False, "CUDA error"),
+        (1, CUDA_OOM, False, "CUDA out of memory"),
+        (1, RESUMED, False, "ZeroDivisionError"),
+        (3, "", False, "exit code 3"),
+        (3, "step 5 loss 2.0\n", False, "exit code 3"),
+        (-9, "step 5\n", False, "killed by SIGKILL (out of memory?)"),
+        (-9, NCCL_REMOTE, False, "killed by SIGKILL"),
+        (-11, "", False, "killed by SIGSEGV"),
+        (-6, "", False, "killed by SIGABRT"),
+        (
+            -6,
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+            False,
+            "bad_alloc",
+        ),
+        (-40, "", False, "killed by"),
+    ],
+)
+def test_ends(code: int, text: str, communication: bool, reason: str) -> None:
+    verdict = classify(code, text)
+    assert verdict.communication is communication
+    assert reason in verdict.reason
+
+
+def test_a_tail_that_begins_in_the_middle_of_a_traceback() -> None:
+    text = (LOGS / "gloo-peer-killed.txt").read_text()
+    assert not classify(1, text[-150:]).communication  # no traceback left: nothing to say
+    assert classify(1, "half a line\n" + text).communication
+
+
+def test_torchruns_own_ends() -> None:
+    bind = (
+        "The server socket has failed to listen on any local network address. port: 23460, useIpv6: false, "
+        "code: -98, name: EADDRINUSE, message: address already in use"
+    )
+    assert is_bind_failure(bind)
+    assert not is_bind_failure("The client socket has timed out after 3000ms while trying to connect to (n0, 1).")
+    assert classify_agent("DistNetworkError", "The client socket has timed out after 60000ms").communication
+    assert classify_agent("RendezvousTimeoutError", "").communication
+    assert not classify_agent("ValueError", "bad argument").communication
