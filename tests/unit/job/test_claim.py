@@ -175,6 +175,19 @@ def test_my_own_nonce_is_mine(tmp_path: Path) -> None:
     assert sorted(path.name for path in run.attempts.iterdir()) == ["000000"]
 
 
+def test_a_job_that_was_faster_is_asked_about_like_any_owner(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    claim_attempt(start(run, job_id="6"))
+    monkeypatch.setattr(module, "_newest", lambda run: -1)  # listed before the other one claimed
+    slurm.states = {"6": "RUNNING"}
+    with pytest.raises(RunInUseError, match="held by job 6"):
+        take(start(run), some_claim("mine"))
+    slurm.states = {}
+    assert take(start(run), some_claim("mine")) == 1
+
+
 def race(path: str, barrier: Any, results: Any, count: int, worker: int) -> None:
     run = RunDir(Path(path))
     for turn in range(count):
