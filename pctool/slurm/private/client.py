@@ -21,12 +21,15 @@ from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.slurm.install import SlurmInstall, find_install
 from pctool.slurm.private.conf import limit_nodes
 from pctool.slurm.private.config import ClusterConfig
+from pctool.slurm.private.tools import LONGEST_FOLDER
 from pctool.spec.cluster import ClusterView
 
 _START_S = 120.0  # the supervisor's own limits are shorter and say more
 _ANSWER_S = 60.0  # a request may wait for one Slurm command of the supervisor
 _DOWN_S = 60.0
-_FOLDER_BYTES = 60  # slurmstepd's socket below it must fit into the 108 bytes of a Unix socket's path
+_LONGEST_FOLDER = 60  # bytes: slurmstepd's socket below it must fit into the 108 bytes of a Unix socket's path
+_PREFIX = "pct-"
+_NAME_BYTES = len("/pct-") + 8  # mkdtemp adds eight letters
 
 Down = float | Literal["clustermgtd"] | None
 Fault = Literal["500", "hang", "refuse-token"]
@@ -72,7 +75,7 @@ class PrivateCluster:
         usable = install or find_install()
         config = ClusterConfig(
             view=limit_nodes(view, nodes),
-            folder=_make_folder(folder),
+            folder=_make_folder(folder, LONGEST_FOLDER if usable.root else _LONGEST_FOLDER),
             install=usable,
             time_scale=time_scale,
             boot_delay=boot_delay,
@@ -173,22 +176,22 @@ class PrivateCluster:
         return _request(self.folder / "control", {"op": operation, **words})
 
 
-def _make_folder(folder: Path | None) -> Path:
+def _make_folder(folder: Path | None, longest: int) -> Path:
     if folder is None:
-        made = Path(tempfile.mkdtemp(prefix="pctool-slurm-"))
+        base = tempfile.gettempdir()
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base if len(base) <= longest - _NAME_BYTES else "/tmp"))
     else:
         made = folder.absolute()
+        if len(str(made)) > longest:
+            raise UsageError(
+                f"the path of a private cluster's folder may have {longest} bytes here, this one has {len(str(made))}",
+                where=str(made),
+                fix="name a shorter one, or none: then one below /tmp is made",
+            )
         try:
             made.mkdir(parents=True)
         except FileExistsError:
             raise UsageError("the folder is there already", where=str(made), fix="name a new one") from None
-    if len(str(made)) > _FOLDER_BYTES:
-        shutil.rmtree(made)
-        raise UsageError(
-            f"the path of a private cluster's folder may have {_FOLDER_BYTES} bytes, this one has {len(str(made))}",
-            where=str(made),
-            fix="name a shorter one, or set TMPDIR to a shorter path",
-        )
     made.chmod(0o755)  # jobs of other users look up their TaskProlog in it
     return made
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pctool.slurm.private import settings as rules
+from pctool.slurm.private import subreaper
 from pctool.slurm.private.nodes import gres_lines, node_line, node_ranges, partition_lines, static_nodes
 from pctool.slurm.private.settings import Settings
 from pctool.spec.cluster import ClusterView, QueueView
 
 FILE_NAME = "slurm.conf"
 CGROUP_PLUGIN_SINCE = (23, 11)  # from then on slurmd fails without a cgroup plugin, also where nothing uses cgroups
-_SUBREAPER = """\
-import ctypes, os, sys
-if ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER; it stays over exec
-    sys.exit("no PR_SET_CHILD_SUBREAPER")
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 CGROUP_CONF = "CgroupPlugin=disabled\n"
 
 
@@ -150,7 +144,7 @@ def gres_conf(view: ClusterView, layout: Layout) -> str:
     return "\n".join(["AutoDetect=off", *lines]) + "\n"
 
 
-def programs(layout: Layout, slurmstepd: str) -> dict[str, str]:
+def programs(layout: Layout, slurmstepd: str) -> dict[str, bytes]:
     """Return the programs that Slurm calls, by name.
 
     resume and suspend write a node list to the pipe in one write of less than PIPE_BUF (4096 bytes), so that two never
@@ -161,13 +155,12 @@ def programs(layout: Layout, slurmstepd: str) -> dict[str, str]:
     power = shlex.quote(str(layout.power))
     exports = f'{shlex.quote(str(layout.folder))}/nodes/"$SLURMD_NODENAME".env'
     path = f'printf "export PATH=%s:%s\\n" {shlex.quote(layout.path_prefix)} "$PATH"\n' if layout.path_prefix else ""
-    adopt = shlex.join([sys.executable, "-IS", f"{layout.folder}/bin/subreaper.py", slurmstepd])
+    prolog = f'while IFS= read -r line; do printf "%s\\n" "$line"; done < {exports}\n{path}'
     return {
-        "resume": f"#!/bin/sh\nprintf 'resume %s\\n' \"$1\" > {power}\n",
-        "suspend": f"#!/bin/sh\nprintf 'suspend %s\\n' \"$1\" > {power}\n",
-        "task-prolog": f'#!/bin/sh\nwhile IFS= read -r line; do printf "%s\\n" "$line"; done < {exports}\n{path}',
-        "slurmstepd": f'#!/bin/sh\nexec {adopt} "$@"\n',
-        "subreaper.py": _SUBREAPER,
+        "resume": f"#!/bin/sh\nprintf 'resume %s\\n' \"$1\" > {power}\n".encode(),
+        "suspend": f"#!/bin/sh\nprintf 'suspend %s\\n' \"$1\" > {power}\n".encode(),
+        "task-prolog": f"#!/bin/sh\n{prolog}".encode(),
+        "slurmstepd": subreaper.program(slurmstepd),
     }
 
 

@@ -84,8 +84,8 @@ class Daemons:
             files["cgroup.conf"] = conf.CGROUP_CONF
         for name, content in files.items():
             (folder / "etc" / name).write_text(content)
-        for name, content in conf.programs(layout, self.tools.slurmstepd).items():
-            (folder / "bin" / name).write_text(content)
+        for name, program in conf.programs(layout, self.tools.slurmstepd).items():
+            (folder / "bin" / name).write_bytes(program)
             (folder / "bin" / name).chmod(0o755)
         gpus = max((cr.gpus for queue in self.config.view.queues for cr in queue.compute_resources), default=0)
         for number in range(gpus):
@@ -100,9 +100,9 @@ class Daemons:
         words = {"socket": self.layout.munge_socket, "key-file": munge / "key", "pid-file": munge / "pid"}
         words |= {"log-file": self.config.folder / "log" / "munged.log", "seed-file": munge / "seed"}
         options = [f"--{name}={value}" for name, value in words.items()]
-        self._start("munged", [*self.tools.munged, "--foreground", "--num-threads=2", *options])
+        self._start("munged", [self.tools.munged, "--foreground", "--num-threads=2", *options])
         self._wait("munged", self.layout.munge_socket.exists)
-        self._start("slurmctld", [*self.tools.slurmctld, "-D", "-f", str(self.layout.conf)])
+        self._start("slurmctld", [self.tools.slurmctld, "-D", "-f", str(self.layout.conf)])
         self._wait("slurmctld", self._controller_answers)
 
     def slurmd(self, node: str) -> list[str]:
@@ -110,8 +110,9 @@ class Daemons:
         spool = self.config.folder / "spool" / node
         spool.mkdir(mode=0o755, exist_ok=True)  # 23.11 and newer do not make it themselves
         return [
-            *self.tools.slurmd,
+            self.tools.slurmd,
             "-D",
+            "-b",  # a new instance has booted just now; by the machine's uptime Slurm would wait for its reboot
             "-N",
             node,
             "-f",
@@ -135,7 +136,7 @@ class Daemons:
             if time.monotonic() > end:
                 raise SlurmError(
                     f"{len(late)} nodes did not come up in {_START_S:g} s, {late[0]} is {states.get(late[0])!r}; "
-                    f"its slurmd said: {self._tail(late[0])}"
+                    f"its slurmd said: {self.tail(late[0])}"
                 )
             self._check_alive("slurmctld")
             poll(_POLL_S)
@@ -170,19 +171,19 @@ class Daemons:
         while not ready():
             self._check_alive(name)
             if time.monotonic() > end:
-                raise SlurmError(f"{name} gave no answer in {_START_S:g} s and said: {self._tail(name)}")
+                raise SlurmError(f"{name} gave no answer in {_START_S:g} s and said: {self.tail(name)}")
             time.sleep(_POLL_S)
 
     def _check_alive(self, name: str) -> None:
         code = self._started[name].poll()
         if code is not None:
-            raise SlurmError(f"{name} ended with {code} and said: {self._tail(name)}")
+            raise SlurmError(f"{name} ended with {code} and said: {self.tail(name)}")
 
     def _controller_answers(self) -> bool:
         argv = [f"{self.tools.bin_dir}/scontrol", "ping"]
         return "is UP" in command.run(argv, timeout=_ANSWER_S, env=self.env, check=False).stdout
 
-    def _tail(self, name: str) -> str:
+    def tail(self, name: str) -> str:
         """Return the last lines that a daemon printed or logged."""
         texts = [_read(self.config.folder / "log" / f"{name}.{end}") for end in ("out", "log")]
         lines = [line for text in texts for line in text.splitlines() if line.strip()]

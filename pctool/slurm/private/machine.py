@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +36,8 @@ def start(name: str, slurmd: Sequence[str], env: Mapping[str, str], out: Path) -
     if pid == 0:
         try:
             _run(name, slurmd, env, out, supervisor)
+        except BaseException:  # noqa: BLE001  nothing may unwind into the supervisor's frames, of which this is a copy
+            out.write_text(traceback.format_exc())
         finally:
             os._exit(70)
     return pid

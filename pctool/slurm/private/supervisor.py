@@ -48,7 +48,7 @@ class Supervisor:
         self.control.listen(self.config.folder / "control")
         if self.config.booted:
             self.fleet.boot_all()
-            self.daemons.wait_for_nodes(list(self.fleet.nodes), self._poll)
+            self.daemons.wait_for_nodes(list(self.fleet.nodes), self._poll_booting)
 
     def run(self) -> None:
         """Serve until told to end."""
@@ -62,6 +62,12 @@ class Supervisor:
             self._guarded(key.data)
         for action in self.timers.due():
             self._guarded(action)
+
+    def _poll_booting(self, timeout: float) -> None:
+        self._poll(timeout)
+        lost = [node.name for node in self.fleet.nodes.values() if node.state == "dead"]
+        if lost:
+            raise SlurmError(f"node {lost[0]} did not start: {self.daemons.tail(lost[0])}")
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Run one handler; where Slurm refuses or does not answer that is logged, and the cluster goes on."""
