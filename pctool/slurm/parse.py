@@ -49,7 +49,7 @@ class JobInfo:
     work_dir: str | None
     std_out: str | None
     array_job_id: str | None = None
-    array_task_id: str | None = None  # a number, or a list such as 3-9%2 for tasks still waiting together
+    array_task_id: str | None = None  # a number, or a list such as 3-9 for tasks still waiting together
     fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -161,7 +161,8 @@ def _job(record: Mapping[str, str]) -> JobInfo:
             work_dir=_text(record.get("WorkDir")),
             std_out=_text(record.get("StdOut")),
             array_job_id=record.get("ArrayJobId"),
-            array_task_id=record.get("ArrayTaskId"),
+            # newer Slurm writes the throttle behind it: 2%1
+            array_task_id=record["ArrayTaskId"].partition("%")[0] if "ArrayTaskId" in record else None,
             fields=dict(record),
         )
     except (KeyError, ValueError) as error:

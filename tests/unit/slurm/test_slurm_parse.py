@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -39,9 +40,10 @@ def test_a_requeued_job_that_waits(version: str) -> None:
     assert not job.held
     assert job.eligible_time is not None
     assert job.submit_time is not None
-    assert job.eligible_time - job.submit_time == 5
-    assert job.end_time is None
-    assert job.time_limit is None
+    expire = re.search(r"cred_expire=(\d+)", parse_config(captured(version, "config.txt"))["AuthInfo"])
+    assert expire is not None
+    assert job.eligible_time - job.submit_time - int(expire[1]) in {0, 1}
+    assert (job.end_time is None) == (job.time_limit is None) == (version == "22.05")
     assert job.std_out == "/home/ada/o-1.out"
 
 
@@ -69,15 +71,17 @@ def test_node_partition_and_config(version: str) -> None:
     (node,) = parse_nodes(captured(version, "node.txt"))
     assert (node.name, node.addr, node.cpus, node.real_memory_mib) == ("q1-dy-cr1-1", "127.0.0.1", 16, 100000)
     assert node.features == ("dynamic", "cr1", "p5.48xlarge")
-    assert node.states == {"MIXED"}
+    assert "MIXED" in node.states
+    assert node.version is not None
+    assert node.version.startswith(version)
     assert node.gres == "gpu:h100:8"
     (partition,) = parse_partitions(captured(version, "partition.txt"))
     assert (partition.name, partition.default, partition.up, partition.total_nodes) == ("q1", True, True, 4)
     assert (partition.max_nodes, partition.max_time, partition.nodes) == (None, None, "q1-dy-cr1-[1-4]")
     config = parse_config(captured(version, "config.txt"))
-    assert config["AuthInfo"] == "socket=/home/ada/pc/munge/s,cred_expire=5"
+    assert config["AuthInfo"].startswith("socket=/home/ada/pc/munge/")
     assert (config["RequeueExit"], config["RequeueExitHold"], config["JobFileAppend"]) == ("85", "86", "1")
-    assert config["Prolog"] == ""
+    assert config["SrunProlog"] == ""
 
 
 def test_node_states_lose_their_marks() -> None:
