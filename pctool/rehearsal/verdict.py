@@ -108,14 +108,16 @@ def find(events: Iterable[Event], name: str, *, attempt: int | None = None, afte
 def seconds_between(events: Sequence[Event], ended: Mapping[int, float]) -> tuple[float | None, float | None]:
     """Return (end to restart, restart to first step) of the first restart that did a step.
 
-    `ended`: attempt -> when it ended, where it left no `decided` event (its batch host died).
+    The end is that of the last attempt before it that did steps, so attempts that only stepped back are part of the
+    wait. `ended`: attempt -> when it ended, where it left no `decided` event (its batch host died).
     """
-    for step in (event for event in events if event.event == "first-step" and event.attempt):
-        claim = find(events, "claim", attempt=step.attempt)
-        before = (step.attempt or 0) - 1
-        decided = find(events, "decided", attempt=before)
-        end = decided.time if decided else ended.get(before)
-        if claim is None:
-            continue
-        return (claim.time - end if end is not None else None), step.time - claim.time
-    return None, None
+    worked = [event for event in events if event.event == "first-step"]
+    if len(worked) < 2:
+        return None, None
+    before, step = worked[0].attempt or 0, worked[1]
+    claim = find(events, "claim", attempt=step.attempt)
+    if claim is None:
+        return None, None
+    decided = find(events, "decided", attempt=before)
+    end = decided.time if decided else ended.get(before)
+    return (claim.time - end if end is not None else None), step.time - claim.time

@@ -65,6 +65,18 @@ def test_seconds_between_takes_decide_or_the_kill_as_the_end() -> None:
     assert seconds_between(events[:3], {}) == (None, None)
 
 
+def test_attempts_that_only_stepped_back_are_part_of_the_wait() -> None:
+    events = [
+        event(10.0, "first-step", 0, step=1),
+        event(50.0, "decided", 0),
+        event(70.0, "claim", 1),
+        event(71.0, "decided", 1),
+        event(90.0, "claim", 2),
+        event(95.0, "first-step", 2, step=42),
+    ]
+    assert seconds_between(events, {}) == (40.0, 5.0)
+
+
 def test_find_respects_name_attempt_and_time() -> None:
     events = [event(1.0, "claim", 0), event(5.0, "claim", 1)]
     found = find(events, "claim", attempt=1)
