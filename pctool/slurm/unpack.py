@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from pctool.errors import SlurmError
@@ -14,8 +14,8 @@ from pctool.slurm.install import HOW_TO_INSTALL, PACKAGES, SlurmInstall, install
 from pctool.units import format_bytes
 
 _DOWNLOAD_S = 900.0
-_INST = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
-_BASE_SYSTEM = {"libc6", "libc-bin", "libgcc-s1", "gcc-12-base", "gcc-14-base", "passwd", "adduser", "ucf", "perl-base"}
+_INST = re.compile(r"^Inst ([^\s:]+)\S* \((\S+) ", re.MULTILINE)
+_OURS = re.compile(r"slurm|munge")
 
 
 def unpack_debian(cache: Path, *, say: Callable[[str], None] = lambda text: None) -> SlurmInstall:
@@ -53,14 +53,21 @@ def _packages(cache: Path, say: Callable[[str], None]) -> list[str]:
 
 
 def _simulate(options: Sequence[str]) -> list[str]:
-    done = _apt(["install", "--simulate", "--no-install-recommends", "--reinstall", *options, *PACKAGES])
-    return [f"{name}={version}" for name, version in parse_simulation(done.stdout)]
+    """Ask apt what a machine with nothing installed would get; leave out what this one has."""
+    empty = ["-o", "Dir::State::status=/dev/null"]
+    done = _apt(["install", "--simulate", "--no-install-recommends", *empty, *options, *PACKAGES])
+    listed = command.run(["dpkg-query", "--show", "--showformat=${db:Status-Abbrev} ${Package}\\n"]).stdout
+    installed = {line.split()[-1] for line in listed.splitlines() if line.startswith("ii ")}
+    return [f"{name}={version}" for name, version in parse_simulation(done.stdout, installed)]
 
 
-def parse_simulation(text: str) -> list[tuple[str, str]]:
-    """Return (package, version) of each `Inst` line of `apt-get install --simulate`, without the base system."""
-    found = [(name, version) for name, version in _INST.findall(text) if name not in _BASE_SYSTEM]
-    if not found:
+def parse_simulation(text: str, installed: Set[str]) -> list[tuple[str, str]]:
+    """Return (package, version) of each `Inst` line of `apt-get install --simulate` that is not installed.
+
+    Slurm's and munge's own packages are always returned: they must be of one version and in one root.
+    """
+    found = [pair for pair in _INST.findall(text) if pair[0] not in installed or _OURS.search(pair[0])]
+    if not any(_OURS.search(name) for name, _ in found):
         raise SlurmError("apt-get names no Slurm packages", fix=_ask_for_it())
     return found
 
@@ -79,7 +86,7 @@ def _own_lists(cache: Path) -> list[str]:
 
 
 def _apt(words: Sequence[str], cwd: Path | None = None) -> command.Completed:
-    argv = ["apt-get", "-qq", "-o", "Debug::NoLocking=true", *words]
+    argv = ["apt-get", "-q", "-o", "Debug::NoLocking=true", *words]
     if cwd is not None:  # apt-get download writes into the working directory
         argv = ["env", "-C", str(cwd), *argv]
     try:
