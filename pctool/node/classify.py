@@ -46,29 +46,38 @@ _ABORT = re.compile(
 )
 
 
+# A worker that dies of one of these was killed from outside: by the OOM killer, by Slurm, with its node.
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*killed by signal: (?:Killed|Terminated)")
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """Why a rank ended: whether its neighbours are the reason, and the line that says so."""
+    """Why a rank ended, and the line that says so.
+
+    `communication`: its neighbours are the reason. `killed`: a signal is, of the rank or of a worker of its own.
+    Neither: the program.
+    """
 
     communication: bool
     reason: str
+    killed: bool = False
 
 
 def classify(code: int, tail: str) -> Verdict:
     """Judge a rank that ended with `code` (negative: killed by that signal) by the end of its log."""
     if code < 0 and -code != signal.SIGABRT:
-        return Verdict(False, _signal_reason(-code))
+        return Verdict(False, _signal_reason(-code), killed=True)
     lines = [_PREFIX.sub("", line.rstrip()) for line in tail.splitlines()]
     chain = _last_exceptions(lines) or ([line for line in lines if _ABORT.search(line)] if code < 0 else [])
     if not chain:
-        return Verdict(False, _signal_reason(-code) if code < 0 else f"exit code {code}")
+        return Verdict(False, _signal_reason(-code) if code < 0 else f"exit code {code}", killed=code < 0)
     program = next((text for text in reversed(chain) if _PROGRAM.search(text)), None)
     if program is not None:
-        return Verdict(False, _short(program))
+        return Verdict(False, _short(program), killed=code < 0)
     communication = next((text for text in chain if _COMMUNICATION.search(text)), None)
     if communication is not None:
         return Verdict(True, _short(communication))
-    return Verdict(False, _short(chain[-1]))
+    return Verdict(False, _short(chain[-1]), killed=code < 0 or bool(_KILLED_WORKER.search(chain[-1])))
 
 
 def classify_agent(kind: str, message: str) -> Verdict:

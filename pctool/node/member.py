@@ -25,6 +25,7 @@ class RanksEnd:
     code: int = 0  # of the rank that failed first, 128+n for a signal
     why: str = ""
     communication: bool = False  # another node's end is the reason, not the program
+    killed: bool = False  # a signal is the reason, and it was not ours
     outcome: Outcome = Outcome.NONE
 
 
@@ -189,14 +190,14 @@ class Member:
             return Record("stop" if stopped else "done", 0, (self._stop or "") if stopped else "", saved=False)
         if self._signalled is not None:
             return self._killed_record()
-        if self._known is not None and (self._ending is not None or end.communication or end.code == TERMINATED):
+        if self._known is not None and (self._ending is not None or end.communication or end.killed):
             return Record("peer-lost", 1, self._known, saved=False)
         if self._ending is not None:
             return Record("stop", 0, f"the ranks were ended: {self._ending}", saved=False)
         if end.communication or end.kind == "rendezvous":
             return Record("peer-lost", 1, end.why, saved=False)
-        if end.code == TERMINATED:
-            return Record("signal", end.code, "the ranks got a SIGTERM that is not ours", saved=False)
+        if end.killed:  # by the OOM killer, with its node, or by a fault of its own: decide looks at the code
+            return Record("signal", end.code or 1, end.why, saved=False)
         return Record("program-error", end.code or 1, end.why, saved=False)
 
     def _killed_record(self) -> Record:

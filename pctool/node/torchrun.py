@@ -125,24 +125,28 @@ def judge(plan: RankPlan, try_: int, code: int, report: Mapping[str, Any]) -> Ra
         why = f"torchrun: {verdict.reason}"
         if verdict.communication:
             return RanksEnd(try_=try_, kind="rendezvous", code=1, why=why, communication=True)
-        return RanksEnd(try_=try_, kind="failed", code=_signal_code(kind), why=why)
-    return RanksEnd(try_=try_, kind="failed", code=_shell_code(code), why=f"torchrun ended with {code}, no report")
+        terminated = kind == "SignalException"  # torchrun got a SIGTERM
+        code = 128 + signal.SIGTERM if terminated else 1
+        return RanksEnd(try_=try_, kind="failed", code=code, why=why, killed=terminated)
+    why = f"torchrun ended with {code} and without a report"
+    return RanksEnd(try_=try_, kind="failed", code=_shell_code(code), why=why, killed=code < 0)
 
 
 def _judge_ranks(plan: RankPlan, try_: int, failures: list[dict[str, int]]) -> RanksEnd:
-    """Name the first rank that failed by itself; one that lost its neighbour counts only if all did."""
+    """Name the first rank that failed by itself, else that was killed; one that lost its neighbour only if all did."""
     judged = []
     for failure in failures:
         log = plan.logs / f"rank-{failure['rank']}.log"
         tail = bounded(functools.partial(read_tail, log), _READ_S, "")
         judged.append((failure, classify(failure["code"], tail)))
-    failure, verdict = next((pair for pair in judged if not pair[1].communication), judged[0])
+    failure, verdict = min(judged, key=lambda pair: (pair[1].communication, pair[1].killed))
     return RanksEnd(
         try_=try_,
         kind="failed",
         code=_shell_code(failure["code"]),
         why=f"rank {failure['rank']}: {verdict.reason}",
         communication=verdict.communication,
+        killed=verdict.killed,
     )
 
 
@@ -171,11 +175,6 @@ def _read_report(fd: int) -> dict[str, Any]:
         report = json.loads(pipe.read())
         return report if isinstance(report, dict) else {}
     return {}
-
-
-def _signal_code(kind: str) -> int:
-    """Return the exit code of a torchrun that ended by the exception `kind`; SignalException: it got a SIGTERM."""
-    return 128 + signal.SIGTERM if kind == "SignalException" else 1
 
 
 def _shell_code(code: int) -> int:

@@ -98,11 +98,11 @@ def test_an_exception_is_named(gang: MakeGang) -> None:
     assert one.records()["n1"].why == "rank 3: ValueError: sample 17 is broken"
 
 
-def test_a_rank_killed_by_a_signal_is_a_program_error(gang: MakeGang) -> None:
+def test_a_rank_killed_by_a_signal_is_recorded_as_that(gang: MakeGang) -> None:
     one = gang(nodes=2, timing={"grace_s": 0.5, "kill_s": 0.5})
     one.start("trainer.py", "fail=1:SIGKILL")
     assert one.codes() == [1, 137], one.story()
-    assert one.records()["n1"].cause == "program-error"
+    assert one.records()["n1"].cause == "signal"
     assert "SIGKILL (out of memory?)" in one.records()["n1"].why
 
 

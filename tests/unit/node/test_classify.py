@@ -107,6 +107,29 @@ def test_ends(code: int, text: str, communication: bool, reason: str) -> None:
     assert reason in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "killed"),
+    [
+        (-9, "", True),
+        (-11, "", True),
+        (-6, WATCHDOG_CUDA, True),
+        (-6, WATCHDOG, False),
+        (3, "", False),
+        (1, CUDA_OOM, False),
+    ],
+)
+def test_what_died_of_a_signal(code: int, text: str, killed: bool) -> None:
+    assert classify(code, text).killed is killed
+
+
+def test_a_worker_killed_from_outside_is_no_error_of_the_program() -> None:
+    head = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    next(batches)\n'
+    killed = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "
+    crashed = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Segmentation fault. "
+    assert classify(1, head + killed).killed
+    assert not classify(1, head + crashed).killed
+
+
 def test_a_tail_that_begins_in_the_middle_of_a_traceback() -> None:
     text = (LOGS / "gloo-peer-killed.txt").read_text()
     assert not classify(1, text[-150:]).communication  # no traceback left: nothing to say

@@ -74,7 +74,8 @@ def test_ranks_that_fail_by_themselves() -> None:
     assert recorded(end(member(), "failed", code=7)) == ("program-error", 7, False)
     assert recorded(end(member(), "failed", code=1, communication=True)) == ("peer-lost", 1, False)
     assert recorded(end(member(), "rendezvous", code=1)) == ("peer-lost", 1, False)
-    assert recorded(end(member(), "failed", code=143)) == ("signal", 143, False)
+    assert recorded(end(member(), "failed", code=137, killed=True)) == ("signal", 137, False)
+    assert recorded(end(member(), "failed", code=143)) == ("program-error", 143, False)  # it exited with 143
 
 
 def test_a_crash_in_teardown_after_the_agreed_stop_is_a_stop() -> None:
@@ -89,7 +90,7 @@ def test_a_stop_sets_the_flag_and_is_acknowledged() -> None:
 
 
 def test_after_a_known_loss_ranks_that_were_ended_or_lost_touch_are_lost() -> None:
-    for fields in ({"communication": True, "code": 1}, {"code": 143}):
+    for fields in ({"communication": True, "code": 1}, {"killed": True, "code": 143}):
         one = member()
         one.said(LOST, 0.0)
         assert recorded(end(one, "failed", **fields)) == ("peer-lost", 1, False)
