@@ -57,7 +57,7 @@ def status_of(found: Found, *, now: float | None = None) -> Status:
     events = Ledger(found.run.ledger).read()
     number = max(found.run.attempt_numbers(), default=None)
     beat = read_heartbeat(found.run.attempt(number)) if number is not None else None
-    stepped = beat is not None and beat.step >= 0
+    step, step_time = _newest_step(beat, events, number)
     return Status(
         job_id=found.job.label if found.job else found.job_id,
         run_dir=str(found.run.path),
@@ -65,8 +65,8 @@ def status_of(found: Found, *, now: float | None = None) -> Status:
         attempt=number,
         cause=_cause(events, number),
         nodes=found.job.node_list if found.job else "",
-        step=beat.step if beat and stepped else None,
-        step_age_s=round(now - beat.step_time, 1) if beat and stepped and beat.step_time else None,
+        step=step,
+        step_age_s=round(now - step_time, 1) if step_time else None,
         checkpoint=newest_checkpoint(events, now),
         next_start=next_start(found.job),
         held=_held(found.job, events),
@@ -111,6 +111,16 @@ def newest_checkpoint(events: Sequence[Event], now: float) -> CheckpointStatus |
         age_s=round(now - min(times), 1) if times else None,
         tiers=tuple(tier for tier, there in (("posix", on_posix), ("s3", on_s3)) if there),
     )
+
+
+def _newest_step(
+    beat: Heartbeat | None, events: Sequence[Event], number: int | None
+) -> tuple[int | None, float | None]:
+    """Return the attempt's last known step and its time: by the heartbeat, or by a commit since then."""
+    steps = [(beat.step, beat.step_time)] if beat and beat.step >= 0 else []
+    commits = [event for event in events if event.event == "committed" and event.attempt == number]
+    steps += [(int(event.fields["step"]), event.time) for event in commits]
+    return max(steps, default=(None, None))
 
 
 def _status_or_why(label: str, state: str, jobs: Path) -> Status:

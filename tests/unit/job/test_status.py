@@ -53,6 +53,9 @@ def test_a_running_job(run: RunDir) -> None:
     assert (status.checkpoint.step, status.checkpoint.tiers) == (400, ("posix",))
     assert status.notes == ()
     ledger.append("mirrored", attempt=0, name="000000-00000400", step=400, seconds=1, bytes=1)
+    ledger.append("committed", attempt=0, name="000000-00000440", step=440, bytes=1, seconds=1, tier="posix")
+    assert status_of(Found(run=run, job=job())).step == 440  # the heartbeat is up to five seconds old
+    ledger.append("pruned", attempt=0, name="000000-00000440")
     mirrored = status_of(Found(run=run, job=job())).checkpoint
     assert mirrored is not None
     assert mirrored.tiers == ("posix", "s3")
