@@ -154,14 +154,21 @@ def programs(layout: Layout, slurmstepd: str) -> dict[str, bytes]:
     """
     power = shlex.quote(str(layout.power))
     exports = f'{shlex.quote(str(layout.folder))}/nodes/"$SLURMD_NODENAME".env'
-    path = f'printf "export PATH=%s:%s\\n" {shlex.quote(layout.path_prefix)} "$PATH"\n' if layout.path_prefix else ""
-    prolog = f'while IFS= read -r line; do printf "%s\\n" "$line"; done < {exports}\n{path}'
+    prolog = f'while IFS= read -r line; do printf "%s\\n" "$line"; done < {exports}\n{_path_export(layout)}'
     return {
         "resume": f"#!/bin/sh\nprintf 'resume %s\\n' \"$1\" > {power}\n".encode(),
         "suspend": f"#!/bin/sh\nprintf 'suspend %s\\n' \"$1\" > {power}\n".encode(),
         "task-prolog": f"#!/bin/sh\n{prolog}".encode(),
         "slurmstepd": subreaper.program(slurmstepd),
     }
+
+
+def _path_export(layout: Layout) -> str:
+    """Return the TaskProlog's lines that put Slurm's commands on a task's PATH, once."""
+    if layout.path_prefix is None:
+        return ""
+    prefix = shlex.quote(layout.path_prefix)
+    return f'case ":$PATH:" in *:{prefix}:*) ;; *) printf "export PATH=%s:%s\\n" {prefix} "$PATH";; esac\n'
 
 
 def node_env_text(env: Mapping[str, str]) -> str:
