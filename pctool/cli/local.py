@@ -36,10 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     shell = _action(actions, "shell", "open $SHELL, or run a command, with Slurm's commands speaking to the cluster")
     shell.add_argument("command", nargs="*", metavar="COMMAND", help="default: $SHELL")
     notice = _action(actions, "notice", "give a node a spot interruption notice; it dies at the deadline")
-    notice.add_argument("node", metavar="NODE")
+    notice.add_argument("node", metavar="NODE", help="its name, as sinfo shows it")
     notice.add_argument("--lead", type=float, default=120.0, metavar="SECONDS", help="until it dies (default 120)")
     kill = _action(actions, "kill", "lose a node now, without a notice")
-    kill.add_argument("node", metavar="NODE")
+    kill.add_argument("node", metavar="NODE", help="its name, as sinfo shows it")
     kill.add_argument("--never-down", action="store_true", help="leave it to Slurm alone to notice (SlurmdTimeout)")
 
 

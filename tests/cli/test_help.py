@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from pctool.cli.main import CHECK, FOLLOW, INSIDE, SUBMIT, VERBS
+from pctool.cli.main import CHECK, FOLLOW, INSIDE, SUBMIT, VERBS, parser
 
 
 def pctool(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -50,11 +52,20 @@ def test_every_verb_has_help_with_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_every_option_of_a_verb_says_what_it_does(name: str) -> None:
-    from pctool.cli.main import parser
+def test_every_argument_of_a_verb_says_what_it_is(name: str) -> None:
+    for made in parsers(parser(name)):
+        for action in made._actions:
+            bare = not isinstance(action, argparse._SubParsersAction) and not action.help
+            assert not bare, f"{action.option_strings or action.dest} of `{made.prog}` has no help"
 
-    for action in parser(name)._actions:
-        assert action.help, f"{action.option_strings or action.dest} of `pctool {name}` has no help"
+
+def parsers(made: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Return a verb's parser and those of its actions."""
+    yield made
+    for action in made._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from parsers(sub)
 
 
 @pytest.mark.parametrize("name", VERBS)
