@@ -50,7 +50,7 @@ class Gang:
     def environ(self, node: int) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
             "SLURM_JOB_ID": "7",
