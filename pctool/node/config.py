@@ -40,7 +40,8 @@ class LaunchConfig:
     notice_file: Path
     store: str | None
     environ: Mapping[str, str]  # handed on to the ranks
-    module: str = MODULE
+    module: str = MODULE  # run as torchrun
+    mirror_module: str = "pctool.checkpoint.mirror"
     timing: Timing = field(default_factory=Timing)
 
     @property

@@ -11,18 +11,16 @@ from pathlib import Path
 
 from pctool.node.config import LaunchConfig
 
-MODULE = "pctool.checkpoint.mirror"
 _NOT_STARTED = 126  # as shells have it
 
 
 class Mirror:
     """Copy committed checkpoints to the store. Use from one thread; `on_end` is called in another."""
 
-    def __init__(self, config: LaunchConfig, *, on_end: Callable[[int], None], module: str = MODULE) -> None:
+    def __init__(self, config: LaunchConfig, *, on_end: Callable[[int], None]) -> None:
         assert config.store is not None
-        self._argv = [
-            *(sys.executable, "-m", module, str(config.run.path), config.store, "--attempt", str(config.attempt))
-        ]
+        module, run = config.mirror_module, str(config.run.path)
+        self._argv = [sys.executable, "-m", module, run, config.store, "--attempt", str(config.attempt)]
         self._environ: Mapping[str, str] = config.environ
         self._log: Path = config.run.logs(config.attempt) / "mirror.log"
         self._on_end = on_end

@@ -24,7 +24,7 @@ def main() -> int:
         poll_s=options.get("poll_s", 0.1),
     )
     module = options.get("module", "standin_torchrun")
-    config = replace(config, module=module, timing=Timing(**options.get("timing", {})))
+    config = replace(config, module=module, mirror_module="standin_mirror", timing=Timing(**options.get("timing", {})))
     ports = iter(options["ports"]) if "ports" in options else None
     choose: Callable[[], int] | None = (lambda: next(ports)) if ports is not None else None
     return Launch(
