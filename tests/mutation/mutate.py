@@ -30,7 +30,66 @@ class Mutation:
     tests: tuple[str, ...]
 
 
-MUTATIONS: tuple[Mutation, ...] = ()
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        name="gang-agreement",
+        file="pctool/train/stop.py",
+        old="        if self.store is None:\n            return self._alone(step, costs)\n",
+        new="        return Decision(step=step)  # every rank stops where it happens to be\n",
+        tests=("tests/unit/train/test_stop_agreement.py",),
+    ),
+    Mutation(
+        name="manifest-sizes",
+        file="pctool/checkpoint/manifest.py",
+        old="    return _verdict(found, {name: fault for name, fault in wrong.items() if fault})",
+        new="    return _verdict(found, {})",
+        tests=("tests/unit/checkpoint",),
+    ),
+    Mutation(
+        name="manifest-bytes",
+        file="pctool/checkpoint/manifest.py",
+        old="    return {name: fault for name, fault in faults.items() if fault}",
+        new="    return {}",
+        tests=("tests/unit/checkpoint", "tests/contract/test_store_restore.py"),
+    ),
+    Mutation(
+        name="sampler-position",
+        file="pctool/train/run.py",
+        old='            self.sampler.load_state_dict(dict(position["sampler"]))',
+        new="            pass",
+        tests=("tests/train/test_train_resume.py",),
+    ),
+    Mutation(
+        name="fence-of-checkpoints",
+        file="pctool/checkpoint/fence.py",
+        old="    if newest > attempt:",
+        new="    if newest > attempt + 10**6:",
+        tests=("tests/unit/checkpoint", "tests/contract/test_store_contract.py"),
+    ),
+    Mutation(
+        name="fence-of-decide",
+        file="pctool/job/decide.py",
+        old="    if newest_attempt > attempt:\n        return _fenced(newest_attempt)\n",
+        new="",
+        tests=("tests/unit/job/test_decide.py",),
+    ),
+    Mutation(
+        name="wait-for-the-commit",
+        file="pctool/node/member.py",
+        old="        alone = self._hub_gone or self._released or self._signalled is not None",
+        new="        alone = True",
+        tests=("tests/unit/node/test_member_decisions.py", "tests/node/test_gang_stop.py"),
+    ),
+    Mutation(
+        name="decide-trusts-srun",
+        file="pctool/job/decide.py",
+        old='    if decision.cause == "fenced":\n',
+        new="    if ending.srun_code is not None:\n"
+        "        decision = replace(decision, code=ending.srun_code, requeue=False)\n"
+        '    if decision.cause == "fenced":\n',
+        tests=("tests/unit/job/test_decide.py",),
+    ),
+)
 
 
 def apply(mutation: Mutation, copy: Path) -> None:
