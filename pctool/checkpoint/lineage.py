@@ -203,6 +203,21 @@ def prune(
         yield name
 
 
+def clear_unfinished(run: RunDir, store: Store, attempt: int, events: Iterable[Event]) -> Iterator[str]:
+    """Remove what older attempts began to save and never finished, yielding each name once it is gone.
+
+    The fence makes sure that nobody finishes it any more. What the ledger once called complete stays: it is evidence.
+    """
+    told = {
+        str(event.fields.get("name", "")) for event in events if event.event in {"committed", "mirrored", "resumed"}
+    }
+    for name in store.names():
+        if order(name)[0] < attempt and name not in told and store.manifest(name) is None:
+            check_fence(run, attempt)
+            store.remove(name)
+            yield name
+
+
 def rejected(events: Iterable[Event]) -> frozenset[str]:
     """Return the names that the ranks found damaged."""
     return frozenset(str(event.fields.get("name", "")) for event in events if event.event == "rejected")

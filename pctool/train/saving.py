@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from pctool.checkpoint import torch as engine
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.lineage import prune, rejected
+from pctool.checkpoint.lineage import clear_unfinished, prune, rejected
 from pctool.checkpoint.stores import PosixStore
 from pctool.errors import FencedError, PctoolError
 from pctool.run.layout import checkpoint_name
@@ -103,9 +104,10 @@ class Saver:
         if self.keep is None or self.group.rank != 0:
             return
         run, attempt = self.identity.run, self.identity.attempt
-        damaged = rejected(self.ledger.read())
+        events, store = self.ledger.read(), PosixStore(run.checkpoints)
+        removals = prune(run, store, attempt, self.keep, damaged=rejected(events))
         try:
-            for name in prune(run, PosixStore(run.checkpoints), attempt, self.keep, damaged=damaged):
+            for name in itertools.chain(removals, clear_unfinished(run, store, attempt, events)):
                 self.ledger.append("pruned", attempt=attempt, name=name, tier="posix")
         except OSError as error:
             say(f"old checkpoints could not be removed: {error}")  # they are in nobody's way yet

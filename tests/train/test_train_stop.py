@@ -42,13 +42,11 @@ def test_a_stop_before_the_first_step_is_saved_too(trainer: Trainer) -> None:
 
 
 def test_a_save_that_cannot_fit_is_skipped_and_said(trainer: Trainer) -> None:
-    process = trainer.start("--steps", "3000", "--every", "5", "--step-s", "0.02")
-    trainer.await_step(6, process)
+    process = trainer.start("--steps", "3000", "--every", "50", "--step-s", "0.02")
+    trainer.await_step(51, process)
     trainer.stop(deadline=time.time() + 0.001)
     finish(process, 0)
     (stop,) = trainer.events("stop-step")
-    if stop["step"] % 5 == 0:
-        pytest.skip("the stop fell on a save that was due")
     assert trainer.page.outcome is Outcome.STOPPED_UNSAVED
     (skipped,) = trainer.events("final-save-skipped")
     assert skipped["predicted_s"] > skipped["left_s"]

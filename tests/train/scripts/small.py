@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--die-at", type=int, help="rank 1 kills itself in this step")
     parser.add_argument("--fail-save-at", type=int, help="rank 1 cannot collect its state after this step")
+    parser.add_argument("--fail-saves", action="store_true", help="rank 1 can never collect its state")
     parser.add_argument("--fail-file-at", type=int, help="rank 1's file cannot be written after this step")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--drift", action="store_true", help="no collective in a step; rank 1 is slower")
@@ -67,11 +68,11 @@ class Breaks:
     """State that cannot be collected, or not be written, after a given step, on rank 1."""
 
     def __init__(self, args: argparse.Namespace, rank: int) -> None:
-        self.collect_at, self.write_at = args.fail_save_at, args.fail_file_at
+        self.always, self.collect_at, self.write_at = args.fail_saves, args.fail_save_at, args.fail_file_at
         self.step, self.rank = 0, rank
 
     def state_dict(self) -> dict[str, Any]:
-        if self.rank == 1 and self.step == self.collect_at:
+        if self.rank == 1 and (self.always or self.step == self.collect_at):
             raise OSError(28, "No space left on device")
         if self.rank == 1 and self.step == self.write_at:
             return {f"only on rank {self.rank}": Unwritable()}

@@ -12,6 +12,7 @@ from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.lineage import (
     BelowDurableError,
     Candidate,
+    clear_unfinished,
     find_resume,
     highest_durable,
     prune,
@@ -210,6 +211,17 @@ def test_prune_is_fenced_before_each_removal(run: RunDir) -> None:
     with pytest.raises(FencedError):
         next(removals)
     assert "000000-00000020" in PosixStore(run.checkpoints).names()
+
+
+def test_only_what_older_attempts_never_finished_is_cleared(run: RunDir) -> None:
+    save(run, 0, 10)
+    (run.checkpoints / save(run, 0, 20) / mf.NAME).unlink()  # once complete: evidence of a loss
+    for name in ("000000-00000030", "000001-00000030"):
+        (run.checkpoints / name).mkdir()
+    run.attempt(1).path.mkdir(parents=True)
+    store = PosixStore(run.checkpoints)
+    assert list(clear_unfinished(run, store, 1, Ledger(run.ledger).read())) == ["000000-00000030"]
+    assert store.names() == ["000000-00000010", "000000-00000020", "000001-00000030"]
 
 
 def test_the_fence_is_the_greatest_attempt(run: RunDir) -> None:
