@@ -55,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--boot-delay", type=float, default=0.0, metavar="S", help="seconds a new node needs (scaled)")
     parser.add_argument("--rounds", type=int, default=1, help="run the scenarios this many times (default: 1)")
+    parser.add_argument("--baseline", metavar="DIR", help="reuse FOLDER/baseline of an earlier rehearsal of this job")
     parser.add_argument("--folder", metavar="DIR", help="keep everything here (default: kept only if a verdict fails)")
     parser.add_argument("--slurm-root", metavar="DIR", help="use the Slurm unpacked under this root")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
@@ -85,8 +86,9 @@ def run(args: argparse.Namespace) -> int:
         install=find_install(Path(args.slurm_root)) if args.slurm_root else find_install(),
         say=lambda line: print(f"rehearse: {line}", file=sys.stderr, flush=True),
     )
+    earlier = Path(args.baseline).absolute() if args.baseline else None
     verdicts = []
-    for verdict in rehearse(rehearsal, scenarios, rounds=args.rounds):
+    for verdict in rehearse(rehearsal, scenarios, rounds=args.rounds, earlier=earlier):
         verdicts.append(verdict)
         said = "passed" if verdict.passed else f"FAILED: {verdict.why}"
         print(f"rehearse: {verdict.scenario}: {said}", file=sys.stderr, flush=True)

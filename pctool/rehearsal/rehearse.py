@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pctool.errors import UsageError
+from pctool.job.load import load_job
 from pctool.job.submit import submit
 from pctool.rehearsal.faults import install_error, newest_checkpoint
 from pctool.rehearsal.observe import RehearsalError, Watcher, read_metrics
@@ -65,12 +67,15 @@ class Rehearsal:
         )
 
 
-def rehearse(rehearsal: Rehearsal, scenarios: Sequence[Scenario], *, rounds: int = 1) -> Iterator[Verdict]:
+def rehearse(
+    rehearsal: Rehearsal, scenarios: Sequence[Scenario], *, rounds: int = 1, earlier: Path | None = None
+) -> Iterator[Verdict]:
     """Run the baseline once, then every scenario `rounds` times; yield each verdict as it is reached.
 
-    Raises RehearsalError if the job does not finish without faults.
+    `earlier` is the run directory of a baseline of the same job and shape, to be used instead of a new one. Raises
+    RehearsalError if the job does not finish without faults, UsageError if `earlier` is of another job or shape.
     """
-    baseline = run_baseline(rehearsal)
+    baseline = reuse_baseline(rehearsal, earlier) if earlier else run_baseline(rehearsal)
     rehearsal.say(f"baseline: {baseline.steps} steps, a checkpoint every {baseline.every}")
     for number in range(rounds):
         for scenario in scenarios:
@@ -103,6 +108,25 @@ def run_baseline(rehearsal: Rehearsal) -> Baseline:
             where=str(run.path),
             fix=f"read {run.logs(0)} and `pctool attempts {run.path}`, then rehearse again",
         )
+    return _baseline(run, events)
+
+
+def reuse_baseline(rehearsal: Rehearsal, folder: Path) -> Baseline:
+    """Return the baseline that an earlier rehearsal of the same job and shape left in `folder`."""
+    run = RunDir(folder)
+    spec = load_job(run.job_toml)
+    for name in ("nodes", "nproc_per_node", "command"):
+        had, want = getattr(spec, name), getattr(rehearsal.spec, name)
+        if had != want:
+            raise UsageError(
+                f"this baseline has {name} {had}, the job to rehearse {want}",
+                where=str(run.job_toml),
+                fix="leave --baseline out, or name a baseline of the same job and shape",
+            )
+    events = Ledger(run.ledger).read()
+    decided = find(events, "decided")
+    if decided is None or decided.fields.get("cause") != "done":
+        raise UsageError("this run did not finish uninterrupted", where=str(run.path), fix="leave --baseline out")
     return _baseline(run, events)
 
 

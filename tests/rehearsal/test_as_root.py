@@ -84,7 +84,9 @@ class Job:
             if found:
                 return found[0]
             time.sleep(0.1)
-        raise AssertionError(f"no {name}; the ledger has {[(e.event, e.attempt) for e in Ledger(self.run.ledger).read()]}")
+        raise AssertionError(
+            f"no {name}; the ledger has {[(e.event, e.attempt) for e in Ledger(self.run.ledger).read()]}"
+        )
 
     def nodes(self, attempt: int) -> tuple[str, ...]:
         """Return an attempt's nodes."""
@@ -107,13 +109,18 @@ def interpreter_for(user: str, home: Path) -> tuple[str, dict[str, str]]:
         argv = ["setpriv", f"--reuid={ids.pw_uid}", f"--regid={ids.pw_gid}", "--clear-groups", python, "-c"]
         try:
             done = subprocess.run(
-                [*argv, "import pctool.cli.main, torch, submitit"], env={**environ, **extra}, cwd="/", capture_output=True
+                [*argv, "import pctool.cli.main, torch, submitit"],
+                env={**environ, **extra},
+                cwd="/",
+                capture_output=True,
             )
         except OSError:
             continue
         if done.returncode == 0:
             return python, {**environ, **extra}
-    pytest.fail(f"{user} can run no interpreter with pctool and torch: put the checkout and {version} where others may read")
+    pytest.fail(
+        f"{user} can run no interpreter with pctool and torch: put the checkout and {version} where others may read"
+    )
 
 
 @pytest.fixture
