@@ -6,6 +6,7 @@ The page of the leading launch tells the step as it happens; nothing in the job 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -93,7 +94,7 @@ class Watcher:
         """Read one page until its launch is gone; the mapping stays readable after that."""
         seen = self.attempts.setdefault(attempt, Observed())
         while not self._stop.is_set():
-            alive = Path(page.path).exists()
+            alive = os.path.exists(page.path)  # not Path.exists: a process that is ending refuses the look to its owner
             if page.step > seen.last_step:
                 seen.last_step, seen.last_time = page.step, page.step_time
                 seen.first_step = page.first_step
