@@ -46,6 +46,7 @@ _ABORT = re.compile(
 )
 
 
+_TEARDOWN = "terminate called without an active exception"
 # A worker that dies of one of these was killed from outside: by the OOM killer, by Slurm, with its node.
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*killed by signal: (?:Killed|Terminated)")
 
@@ -55,12 +56,14 @@ class Verdict:
     """Why a rank ended, and the line that says so.
 
     `communication`: its neighbours are the reason. `killed`: a signal is, of the rank or of a worker of its own.
-    Neither: the program.
+    Neither: the program. `teardown`: it aborted while the interpreter was ending, so that its own exit code is lost;
+    torch does that now and then where a script does not destroy its process group.
     """
 
     communication: bool
     reason: str
     killed: bool = False
+    teardown: bool = False
 
 
 def classify(code: int, tail: str) -> Verdict:
@@ -68,16 +71,19 @@ def classify(code: int, tail: str) -> Verdict:
     if code < 0 and -code != signal.SIGABRT:
         return Verdict(False, _signal_reason(-code), killed=True)
     lines = [_PREFIX.sub("", line.rstrip()) for line in tail.splitlines()]
-    chain = _last_exceptions(lines) or ([line for line in lines if _ABORT.search(line)] if code < 0 else [])
+    exceptions = _last_exceptions(lines)
+    chain = exceptions or ([line for line in lines if _ABORT.search(line)] if code < 0 else [])
+    if not chain and code < 0 and any(_TEARDOWN in line for line in lines[-5:]):
+        return Verdict(False, _TEARDOWN, killed=True, teardown=True)
     if not chain:
         return Verdict(False, _signal_reason(-code) if code < 0 else f"exit code {code}", killed=code < 0)
     program = next((text for text in reversed(chain) if _PROGRAM.search(text)), None)
     if program is not None:
-        return Verdict(False, _short(program), killed=code < 0)
+        return Verdict(False, _short(program), killed=not exceptions)
     communication = next((text for text in chain if _COMMUNICATION.search(text)), None)
     if communication is not None:
         return Verdict(True, _short(communication))
-    return Verdict(False, _short(chain[-1]), killed=code < 0 or bool(_KILLED_WORKER.search(chain[-1])))
+    return Verdict(False, _short(chain[-1]), killed=not exceptions or bool(_KILLED_WORKER.search(chain[-1])))
 
 
 def classify_agent(kind: str, message: str) -> Verdict:
@@ -126,7 +132,7 @@ def _exception_after(lines: list[str], start: int) -> str | None:
 def _until_blank(lines: list[str]) -> list[str]:
     kept = []
     for line in lines:
-        if not line.strip() or line.strip() == _TRACEBACK:
+        if not line.strip() or line.strip() == _TRACEBACK or line.startswith("terminate called"):
             break
         kept.append(line.strip())
     return kept

@@ -26,6 +26,7 @@ class RanksEnd:
     why: str = ""
     communication: bool = False  # another node's end is the reason, not the program
     killed: bool = False  # a signal is the reason, and it was not ours
+    teardown: bool = False  # the ranks aborted while their interpreters were ending, without an exception
     outcome: Outcome = Outcome.NONE
 
 
@@ -185,7 +186,7 @@ class Member:
         """Return how this node ended, its first local cause."""
         if end.outcome in _STOPPED:  # saved or skipped as agreed; whatever broke in teardown changes nothing
             return Record("stop", 0, self._stop or "", saved=_STOPPED[end.outcome])
-        if end.kind == "ok":
+        if end.kind == "ok" or (end.teardown and self._expected(end)):
             stopped = self._stop is not None and self._stop_signal and end.outcome != Outcome.DONE
             return Record("stop" if stopped else "done", 0, (self._stop or "") if stopped else "", saved=False)
         if self._signalled is not None:
@@ -199,6 +200,10 @@ class Member:
         if end.killed:  # by the OOM killer, with its node, or by a fault of its own: decide looks at the code
             return Record("signal", end.code or 1, end.why, saved=False)
         return Record("program-error", end.code or 1, end.why, saved=False)
+
+    def _expected(self, end: RanksEnd) -> bool:
+        """Return whether the ranks had a reason to end, so that only their teardown went wrong."""
+        return end.outcome == Outcome.DONE or (self._stop is not None and self._stop_signal)
 
     def _killed_record(self) -> Record:
         if self._known is not None:

@@ -147,6 +147,7 @@ def _judge_ranks(plan: RankPlan, try_: int, failures: list[dict[str, int]]) -> R
         why=f"rank {failure['rank']}: {verdict.reason}",
         communication=verdict.communication,
         killed=verdict.killed,
+        teardown=all(verdict.teardown for _, verdict in judged),
     )
 
 

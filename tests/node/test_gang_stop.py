@@ -125,7 +125,10 @@ def test_a_script_that_cannot_be_changed_gets_the_stop_as_a_signal(gang: MakeGan
 def test_a_stop_that_is_not_followed_ends_after_the_deadline(gang: MakeGang) -> None:
     one = gang(nodes=2, timing={"overdue_s": 0.5, "kill_s": 0.5})
     one.start("trainer.py", "fail=1:hang")
-    one.stepping(0)
+    one.stepping()
+    page = one.page(1)
+    one.until(lambda: page.step >= 5, "rank 1 hangs")
+    page.close()
     one.notice(0, seconds=2)
     assert one.codes() == [0, 0], one.story()
     assert one.causes() == ["stop", "stop"]

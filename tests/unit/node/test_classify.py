@@ -122,6 +122,15 @@ def test_what_died_of_a_signal(code: int, text: str, killed: bool) -> None:
     assert classify(code, text).killed is killed
 
 
+def test_an_abort_in_teardown_hides_no_exception() -> None:
+    aborted = "terminate called without an active exception\n"
+    assert classify(-6, "step 9\n" + aborted).teardown
+    assert not classify(-6, "step 9\n").teardown
+    verdict = classify(-6, (LOGS / "value-error.txt").read_text() + aborted)
+    assert (verdict.reason, verdict.killed, verdict.teardown) == ("ValueError: bad sample 17", False, False)
+    assert classify(-6, (LOGS / "gloo-peer-killed.txt").read_text() + aborted).communication
+
+
 def test_a_worker_killed_from_outside_is_no_error_of_the_program() -> None:
     head = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    next(batches)\n'
     killed = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "

@@ -83,6 +83,15 @@ def test_a_crash_in_teardown_after_the_agreed_stop_is_a_stop() -> None:
     assert recorded(end(member(), "failed", code=134, outcome=Outcome.DONE)) == ("program-error", 134, False)
 
 
+def test_an_abort_in_teardown_of_a_finished_run_is_no_failure() -> None:
+    aborted = {"code": 134, "killed": True, "teardown": True}
+    assert recorded(end(member(), "failed", outcome=Outcome.DONE, **aborted)) == ("done", 0, False)
+    one = member(stop_signal=True)
+    one.said(STOP, 0.0)
+    assert recorded(end(one, "failed", **aborted)) == ("stop", 0, False)
+    assert recorded(end(member(), "failed", **aborted)) == ("signal", 134, False)  # it may have had any exit code
+
+
 def test_a_stop_sets_the_flag_and_is_acknowledged() -> None:
     actions = member().said(STOP, 0.0)
     assert RequestStop("notice", 5.0) in actions
