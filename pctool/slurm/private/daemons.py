@@ -100,26 +100,22 @@ class Daemons:
         words = {"socket": self.layout.munge_socket, "key-file": munge / "key", "pid-file": munge / "pid"}
         words |= {"log-file": self.config.folder / "log" / "munged.log", "seed-file": munge / "seed"}
         options = [f"--{name}={value}" for name, value in words.items()]
-        self._start("munged", [self.tools.munged, "--foreground", "--num-threads=2", *options])
+        self._start("munged", [self.tools.munged, "--foreground", "--force", "--num-threads=2", *options])
         self._wait("munged", self.layout.munge_socket.exists)
         self._start("slurmctld", [self.tools.slurmctld, "-D", "-f", str(self.layout.conf)])
         self._wait("slurmctld", self._controller_answers)
 
-    def slurmd(self, node: str) -> list[str]:
-        """Return the argv of a node's slurmd, which stays in the foreground."""
+    def slurmd(self, node: str, *, powered_up: bool) -> list[str]:
+        """Return the argv of a node's slurmd, which stays in the foreground.
+
+        With `powered_up` it says that the machine has booted just now, which Slurm waits for after a power-up; by this
+        machine's uptime it would wait in vain. Without one it would set the node DOWN, "unexpectedly rebooted".
+        """
         spool = self.config.folder / "spool" / node
         spool.mkdir(mode=0o755, exist_ok=True)  # 23.11 and newer do not make it themselves
-        return [
-            self.tools.slurmd,
-            "-D",
-            "-b",  # a new instance has booted just now; by the machine's uptime Slurm would wait for its reboot
-            "-N",
-            node,
-            "-f",
-            str(self.layout.conf),
-            "-d",
-            f"{self.config.folder}/bin/slurmstepd",
-        ]
+        stepd = f"{self.config.folder}/bin/slurmstepd"
+        booted = ["-b"] if powered_up else []
+        return [self.tools.slurmd, "-D", *booted, "-N", node, "-f", str(self.layout.conf), "-d", stepd]
 
     def printed(self, name: str) -> Path:
         """Return the path of what a daemon or a node's slurmd prints, in addition to its log."""
@@ -185,9 +181,9 @@ class Daemons:
 
     def tail(self, name: str) -> str:
         """Return the last lines that a daemon printed or logged."""
-        texts = [_read(self.config.folder / "log" / f"{name}.{end}") for end in ("out", "log")]
-        lines = [line for text in texts for line in text.splitlines() if line.strip()]
-        return " | ".join(lines[-4:]) or "nothing"
+        text = _read(self.printed(name)) or _read(self.config.folder / "log" / f"{name}.log")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return " | ".join(lines[-3:]) or "nothing"
 
 
 def _names(queue: Any) -> list[str]:

@@ -161,8 +161,8 @@ class Fleet:
         if node.life == life and node.state == "booting":
             self._boot(node)
 
-    def _boot(self, node: Node) -> None:
-        """Start a new instance under the node's name."""
+    def _boot(self, node: Node, *, powered_up: bool = True) -> None:
+        """Start a new instance under the node's name; `powered_up` says that Slurm expects it."""
         node.life += 1
         node.instance_id = f"i-{secrets.token_hex(8)}0"
         node.endpoint = self.imds.call(
@@ -174,9 +174,8 @@ class Fleet:
         )
         node.state, node.down, node.no_capacity, node.deadline = "up", "clustermgtd", False, None
         self.write_env(node)
-        node.init = machine.start(
-            node.name, self.daemons.slurmd(node.name), self.daemons.env, self.daemons.printed(node.name)
-        )
+        slurmd = self.daemons.slurmd(node.name, powered_up=powered_up)
+        node.init = machine.start(node.name, slurmd, self.daemons.env, self.daemons.printed(node.name))
 
     # what clustermgtd does
 
@@ -188,7 +187,8 @@ class Fleet:
                 self._set_down(node, node.life)
         states = self.daemons.states()
         for node in self.nodes.values():
-            if is_down(states.get(node.name, "")):
+            state = states.get(node.name, "")
+            if is_down(state) or (node.no_capacity and state.startswith("DOWN")):
                 self._recycle(node)
 
     def _set_down(self, node: Node, life: int) -> None:
@@ -198,7 +198,7 @@ class Fleet:
     def _recycle(self, node: Node) -> None:
         """Terminate the instance and power the node down; a static node gets its next instance at once."""
         self._end(node)
-        node.state = "off"
+        node.state, node.no_capacity = "off", False
         self.daemons.update_node(node.name, "POWER_DOWN_FORCE", "clustermgtd replaces the instance")
         if node.static:
             self.daemons.update_node(node.name, "POWER_UP")
@@ -207,7 +207,7 @@ class Fleet:
         """Bring a dead node back as a new instance without power saving's waits."""
         if node.life != life or node.state != "dead":
             return
-        self._boot(node)
+        self._boot(node, powered_up=False)
         if self.daemons.states().get(node.name, "").startswith("DOWN"):
             self.daemons.update_node(node.name, "RESUME")
 

@@ -97,14 +97,18 @@ def leftovers(init: int, slurmd: int, processes: Mapping[int, proc.Process]) -> 
     keepers = {pid for pid, process in processes.items() if process.parent == init and _is_stepd(process)}
     keep = {slurmd, *keepers}.union(*(proc.descendants(pid, processes) for pid in (slurmd, *keepers)))
     live = {step for pid in keepers if (step := step_of_title(proc.arguments(pid)[0]))}
-    return {pid for pid in proc.descendants(init, processes) - keep if _ended(proc.environment(pid), live, keepers)}
+    return {
+        pid for pid in set(proc.descendants(init, processes)) - keep if _ended(proc.environment(pid), live, keepers)
+    }
 
 
 def _is_stepd(process: proc.Process) -> bool:
     if process.state in "ZX":
         return False
     words = proc.arguments(process.pid)  # also before it is one: forked by slurmd, or still its wrapper
-    return process.name.startswith("slurm") or any(word.endswith(("slurmstepd", "slurmd")) for word in words[:5])
+    return process.name in {"slurmd", "slurmstepd"} or any(
+        word.endswith(("slurmstepd", "slurmd")) for word in words[:5]
+    )
 
 
 def _ended(env: Mapping[str, str], live: set[Step], keepers: set[int]) -> bool:

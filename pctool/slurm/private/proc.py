@@ -46,19 +46,17 @@ def read(pid: int) -> Process | None:
     return Process(pid, int(parent), head.partition("(")[2], state)
 
 
-def descendants(root: int, processes: Mapping[int, Process]) -> set[int]:
-    """Return the pids below `root`, without root, without zombies."""
+def descendants(root: int, processes: Mapping[int, Process]) -> list[int]:
+    """Return the pids below `root`, parents before their children, without root, without zombies."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
-    todo = list(children.get(root, ()))
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += children.get(pid, ())
-    return {pid for pid in found if processes[pid].state not in "ZX"}
+    found: list[int] = []
+    level = children.get(root, [])
+    while level:
+        found += level
+        level = [child for pid in level for child in children.get(pid, ())]
+    return [pid for pid in found if processes[pid].state not in "ZX"]
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -94,14 +92,16 @@ def kill_below(root: int, *, reap: Callable[[], None] = lambda: None, timeout: f
     """SIGKILL everything below `root` until nothing is left; `root` itself stays.
 
     All are stopped before the first is killed, so that none of them sees another die and tells the controller: a lost
-    machine says nothing. `reap` is called in each round, for roots that are this very process. Raises SlurmError if
-    something is still there after `timeout` seconds (only the kernel can hold a process that long).
+    machine says nothing. Children are killed before their parents: where a parent goes first, the kernel wakes a
+    stopped group that has become an orphan (SIGHUP, SIGCONT), and an srun in it would report. `reap` is called in each
+    round, for roots that are this very process. Raises SlurmError if something is still there after `timeout` seconds
+    (only the kernel can hold a process that long).
     """
     for _ in range(2):  # twice: what was forked while the first list was read
         send(descendants(root, snapshot()), signal.SIGSTOP)
     end = time.monotonic() + timeout
     while alive := descendants(root, snapshot()):
-        send(alive, signal.SIGKILL)
+        send(reversed(alive), signal.SIGKILL)
         if time.monotonic() > end:
             raise SlurmError(f"processes do not die of SIGKILL: {sorted(alive)}", fix="look for a hanging file system")
         reap()
