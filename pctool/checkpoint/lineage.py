@@ -69,7 +69,7 @@ def candidates(stores: Sequence[Store], events: Sequence[Event] = ()) -> Iterato
     listings = {store.tier: set(store.names()) for store in stores}
     for name in sorted(set().union(*listings.values()), key=order, reverse=True):
         attempt, step = order(name)
-        if not any(attempt <= cap_attempt and step > cap_step for cap_attempt, cap_step in caps):
+        if not any(cap.excludes(attempt, step) for cap in caps):
             verdicts = {store.tier: look(store, name) for store in stores if name in listings[store.tier]}
             yield Candidate(name=name, attempt=attempt, step=step, verdicts=verdicts)
 
@@ -148,14 +148,28 @@ def durable(events: Iterable[Event]) -> dict[str, int]:
     return known
 
 
-def _abandoned(events: Iterable[Event]) -> list[tuple[int, int]]:
-    """Return (attempt, step) for each `accepted`: checkpoints up to that attempt and above that step are out."""
+@dataclass(frozen=True, kw_only=True)
+class _Cap:
+    """What one `accepted` turned away from: of the attempts up to `newest`, all that is not at or before `chosen`."""
+
+    newest: int
+    step: int
+    chosen: tuple[int, int] | None  # (attempt, step) of the checkpoint that was chosen
+
+    def excludes(self, attempt: int, step: int) -> bool:
+        # one of a later attempt is newer than the chosen one, even at a lower step: it would win
+        later = self.chosen is not None and (attempt, step) > self.chosen
+        return attempt <= self.newest and (step > self.step or later)
+
+
+def _abandoned(events: Iterable[Event]) -> list[_Cap]:
     newest = 0
     caps = []
     for event in events:
         newest = max(newest, event.attempt or 0)
         if event.event == "accepted":
-            caps.append((newest, int(event.fields["step"])))
+            chosen = parse_checkpoint_name(str(event.fields.get("name") or ""))
+            caps.append(_Cap(newest=newest, step=int(event.fields["step"]), chosen=chosen))
     return caps
 
 

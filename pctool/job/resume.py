@@ -35,7 +35,7 @@ def accept(found: Found, *, step: int, store: str | None) -> Accepted:
         )
     name = _complete_at(found, step, store) if step > 0 else None
     found.run.path.mkdir(parents=True, exist_ok=True)
-    Ledger(found.run.ledger).append("accepted", step=step)
+    Ledger(found.run.ledger).append("accepted", step=step, name=name)
     return Accepted(step=step, name=name, how=_how(found))
 
 

@@ -39,7 +39,7 @@ EVENTS = {
     "node-exit": "how a launch ended: node, cause, code",
     "peer-lost": "a launch's connection is gone: node",
     "decided": "decide's verdict: code, cause, why, requeue (exit-code | scontrol | none)",
-    "accepted": "the owner accepted resuming from a lower step: step",
+    "accepted": "the owner accepted resuming from another checkpoint: step, name (null: a new start)",
 }
 
 

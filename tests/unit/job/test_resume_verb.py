@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.lineage import BelowDurableError, find_resume
 from pctool.errors import NotFoundError, UsageError
 from pctool.job.find import Found
 from pctool.job.resume import accept
 from pctool.job.runspec import store_of
-from pctool.run.layout import RunDir
+from pctool.run.layout import RunDir, checkpoint_name
 from pctool.run.ledger import Ledger
 from pctool.slurm.parse import JobInfo, parse_jobs
 
@@ -46,6 +47,22 @@ def test_accepting_a_new_start_lets_the_next_attempt_claim(run: RunDir) -> None:
 
 def test_without_a_job_it_is_submitted_again(run: RunDir) -> None:
     assert "submit the job again" in accept(Found(run=run), step=0, store=None).how
+
+
+def test_the_run_goes_on_from_the_very_checkpoint_that_was_named(run: RunDir) -> None:
+    for attempt, step in ((0, 400), (1, 60)):
+        folder = run.checkpoints / checkpoint_name(attempt, step)
+        folder.mkdir()
+        (folder / mf.NAME).write_bytes(
+            mf.encode(mf.Manifest(run="r", attempt=attempt, step=step, parent=None, world_size=1, files={}))
+        )
+    ledger = Ledger(run.ledger)
+    ledger.append("resumed", attempt=1, name="000000-00000050", step=50, tier="posix", seconds=1)
+    ledger.append("committed", attempt=1, name="000001-00000060", step=60, bytes=1, seconds=1, tier="posix")
+    accepted = accept(Found(run=run), step=400, store=None)
+    point = find_resume(run, None)
+    assert point is not None
+    assert accepted.name == point.name == "000000-00000400"
 
 
 def test_a_step_without_a_checkpoint(run: RunDir) -> None:
