@@ -146,16 +146,24 @@ class _Undo:
 
 @contextmanager
 def _undone_on_error() -> Iterator[_Undo]:
+    from pctool.job.submitted import UnclearSubmissionError
+
     undo = _Undo()
     try:
         yield undo
+    except (UnclearSubmissionError, KeyboardInterrupt):
+        raise  # Slurm may have the job, which needs what was made
     except BaseException:
         undo.undo()
         raise
 
 
 def execute(plan: Plan) -> SubmittedJob:
-    """Carry out a plan: folders, files, sbatch, ledger. Raise SlurmError if sbatch refuses; then all is as before."""
+    """Carry out a plan: folders, files, sbatch, ledger.
+
+    Raises SlurmError if sbatch refuses; then all is as before. Where sbatch gives no answer Slurm may have the job:
+    then what it needs stays.
+    """
     spec, user = plan.spec, getpass.getuser()
     try:
         with _undone_on_error() as undo:
@@ -169,10 +177,19 @@ def execute(plan: Plan) -> SubmittedJob:
             f"cannot write: {error.strerror}", where=str(error.filename), fix="choose a run-dir you may write to"
         ) from error
     job = submitted_job(spec, job_id, user)
-    job.notes = (*plan.warnings, *said, *_remember(job_id, run_dir_pattern(spec)))
-    for one in job.array_jobs or (job,):
-        Ledger(RunDir(Path(one.run_dir)).ledger).append("submitted", job_id=one.job_id)
+    told = (note for one in job.array_jobs or (job,) for note in _tell(one))
+    job.notes = (*plan.warnings, *said, *_remember(job_id, run_dir_pattern(spec)), *told)
     return job
+
+
+def _tell(job: SubmittedJob) -> tuple[str, ...]:
+    """Write to the run's ledger that the job was submitted; return a note if that fails: Slurm has the job."""
+    ledger = Ledger(RunDir(Path(job.run_dir)).ledger)
+    try:
+        ledger.append("submitted", job_id=job.job_id)
+    except OSError as error:
+        return (f"{ledger.path} cannot be written ({error.strerror}): another job there is refused once this one runs",)
+    return ()
 
 
 def _through_submitit(plan: Plan) -> tuple[str, list[str]]:

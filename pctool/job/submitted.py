@@ -20,7 +20,7 @@ from pctool.errors import SlurmError
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Event, Ledger
 from pctool.slurm import query
-from pctool.slurm.command import run
+from pctool.slurm.command import NoAnswerError, run
 from pctool.slurm.parse import JobInfo
 from pctool.slurm.states import is_ended
 
@@ -28,9 +28,11 @@ POLL_S = 2.0  # how often wait() asks squeue: a submitted job lives for hours, a
 SILENCE_S = 600.0  # how long Slurm may fail to answer before wait() gives up
 FORGOTTEN = "FAILED"  # the state of a job that Slurm has forgotten and whose ledger has no verdict
 _TAIL_LINES = 40
-
-
 SBATCH_TIMEOUT_S = 120.0  # a busy slurmctld answers late; sbatch itself tries again for a minute
+
+
+class UnclearSubmissionError(SlurmError):
+    """Whether Slurm has the job is not known, so nothing that it would need may be removed."""
 
 
 class Executor(SlurmExecutor):
@@ -49,26 +51,37 @@ class Executor(SlurmExecutor):
         return 2
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
-        jobs: list[Job[Any]] = []
-        for delayed in delayed_submissions:
-            job = self._submit_command("")
-            delayed.dump(job.paths.submitted_pickle)  # after sbatch, so that a refused job leaves nothing
-            jobs.append(job)
-        return jobs
+        return [self._submit(delayed) for delayed in delayed_submissions]
 
-    def _submit_command(self, command: str) -> SubmittedJob:
+    def _submit(self, delayed: DelayedSubmission) -> SubmittedJob:
         path = self.folder / f".submission_file_{uuid.uuid4().hex}.sh"
         try:
-            path.write_text(self._make_submission_file_text(command, ""))
-            done = run(self._make_submission_command(path), timeout=SBATCH_TIMEOUT_S, env=self._env, check=False)
-            if done.code != 0:
-                raise SlurmError(f"sbatch refused the job: {_said(done.stderr) or f'exit code {done.code}'}")
-            self.said = _said(done.stderr).splitlines()
-            job = SubmittedJob(self.folder, self._get_job_id_from_submission_command(done.stdout))
-            job.paths.move_temporary_file(path, "submission_file")
+            path.write_text(self._script)
+            job = self._submit_command(str(path))
+            self._keep(job, path, delayed)
         finally:
             path.unlink(missing_ok=True)
         return job
+
+    def _submit_command(self, command: str) -> SubmittedJob:
+        """Submit the script at path `command`. Raise UnclearSubmissionError where Slurm may have it all the same."""
+        argv = self._make_submission_command(Path(command))
+        try:
+            done = run(argv, timeout=SBATCH_TIMEOUT_S, env=self._env, check=False)
+        except NoAnswerError as error:
+            raise _unclear(error.what) from None
+        if done.code != 0:
+            raise SlurmError(f"sbatch refused the job: {_said(done.stderr) or f'exit code {done.code}'}")
+        self.said = _said(done.stderr).splitlines()
+        return SubmittedJob(self.folder, self._get_job_id_from_submission_command(done.stdout))
+
+    def _keep(self, job: SubmittedJob, script: Path, delayed: DelayedSubmission) -> None:
+        """Leave submitit's files of a job. Slurm has it by now: a full disk is no reason to call it refused."""
+        try:
+            job.paths.move_temporary_file(script, "submission_file")
+            delayed.dump(job.paths.submitted_pickle)
+        except OSError as error:
+            self.said.append(f"submitit's files of job {job.job_id} cannot be written: {error.strerror}")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script
@@ -83,8 +96,13 @@ class Executor(SlurmExecutor):
         lines = text.strip().splitlines() or [""]
         job_id = lines[-1].partition(";")[0]
         if not job_id.isdigit():
-            raise SlurmError(f"sbatch printed no job id, but {text.strip()!r}", fix="see `squeue --me`, then report it")
+            raise _unclear(f"sbatch printed no job id, but {text.strip()!r}")
         return job_id
+
+
+def _unclear(what: str) -> UnclearSubmissionError:
+    fix = "see `squeue --me`: if the job is there it runs as it should; if not, submit it again"
+    return UnclearSubmissionError(f"{what}; the job may have been submitted", fix=fix)
 
 
 def _said(stderr: str) -> str:

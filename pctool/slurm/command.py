@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from pctool.errors import SlurmError
 
+
+class NoAnswerError(SlurmError):
+    """A command gave no answer in time: what it was to do may have been done, or not."""
+
+
 TIMEOUT_S = 30.0  # Slurm's own MessageTimeout is 10 s by default, 60 s on ParallelCluster
 
 
@@ -31,8 +36,8 @@ def run(
 ) -> Completed:
     """Run one command and return what it printed.
 
-    Raises SlurmError if the command is not installed, does not answer in `timeout` seconds, or (with `check`) exits
-    with another code than 0; the message holds what Slurm said.
+    Raises SlurmError if the command is not installed, NoAnswerError (one too) if it does not answer in `timeout`
+    seconds, and with `check` SlurmError for another code than 0; the message holds what Slurm said.
     """
     try:
         done = subprocess.run(
@@ -52,7 +57,7 @@ def run(
             fix="run this on a node with Slurm's commands on PATH (on ParallelCluster: the head node or a login node)",
         ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(
+        raise NoAnswerError(
             f"`{' '.join(argv)}` gave no answer in {timeout:g} s",
             fix="check that slurmctld is up with `scontrol ping`, then try again",
         ) from None

@@ -1,0 +1,62 @@
+"""What is left of a submission that went wrong: nothing where Slurm refused it, all where Slurm may have the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pctool.errors import SlurmError
+from pctool.job import submitted
+from pctool.job.plan import make_plan
+from pctool.job.submit import execute
+from pctool.job.submitted import SubmittedJob, UnclearSubmissionError
+from pctool.run.layout import RunDir
+from pctool.spec.job import JobSpec
+
+SILENT = "sleep 60"
+GARBLED = "echo Submitted"
+REFUSED = "echo 'sbatch: error: no' >&2; exit 1"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(submitted, "SBATCH_TIMEOUT_S", 0.5)
+    (tmp_path / "train.py").write_text("")
+    return RunDir(tmp_path / "run")
+
+
+def submit(run: RunDir, sbatch: str) -> SubmittedJob:
+    """Carry out a plan where `sbatch` does what the shell text says."""
+    program = run.path.parent / "sbatch"
+    program.write_text(f"#!/bin/bash\n{sbatch}\n")
+    program.chmod(0o755)
+    spec = JobSpec(name="job", command=(str(run.path.parent / "train.py"),), run_dir=str(run.path))
+    return execute(make_plan(spec, interpreter="/python"))
+
+
+def test_a_refused_job_leaves_nothing(run: RunDir) -> None:
+    with pytest.raises(SlurmError, match="refused the job: no"):
+        submit(run, REFUSED)
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize("sbatch", [SILENT, GARBLED])
+def test_a_job_that_slurm_may_have_keeps_its_run_directory(run: RunDir, sbatch: str) -> None:
+    with pytest.raises(UnclearSubmissionError, match="may have been submitted") as error:
+        submit(run, sbatch)
+    assert "squeue --me" in (error.value.fix or "")
+    assert run.job_toml.exists()
+    assert (run.path / "logs").is_dir()
+
+
+def test_a_disk_that_is_full_after_sbatch_does_not_undo_the_job(run: RunDir) -> None:
+    logs = run.path / "logs" / "submitit"
+    # a folder where submitit's file should go stands for a disk that takes no more
+    job = submit(run, f"mkdir -p {logs}/7_submission.sh/x {run.ledger}; echo 7")
+    assert job.job_id == "7"
+    assert run.job_toml.exists()
+    assert any("submitit's files of job 7 cannot be written" in note for note in job.notes)
+    assert any(f"{run.ledger} cannot be written" in note for note in job.notes)
