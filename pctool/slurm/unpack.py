@@ -14,7 +14,7 @@ from pctool.slurm.install import HOW_TO_INSTALL, PACKAGES, SlurmInstall, install
 from pctool.units import format_bytes
 
 _DOWNLOAD_S = 900.0
-_INST = re.compile(r"^Inst ([^\s:]+)\S* \((\S+) ", re.MULTILINE)
+_INST = re.compile(r"^Inst ([^\s:]+)\S*(?: \[\S+\])? \((\S+) ", re.MULTILINE)
 _OURS = re.compile(r"slurm|munge")
 
 

@@ -206,7 +206,7 @@ def is_down(state: str) -> bool:
     """Tell whether a state is DOWN or fully drained, and power saving is not at work on the node."""
     base, *flags = state.rstrip("*").split("+")
     busy = {"POWERING_DOWN", "POWERED_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP"} & set(flags)
-    drained = base == "IDLE" and "DRAIN" in flags
+    drained = base == "IDLE" and "DRAIN" in flags and "COMPLETING" not in flags
     return not busy and (base.rstrip("*") == "DOWN" or drained)
 
 

@@ -94,7 +94,9 @@ def leftovers(init: int, slurmd: int, processes: Mapping[int, proc.Process]) -> 
     Under slurmd or a living slurmstepd nothing is a leftover. An orphan belongs to the step in its environment; one
     that hides its environment is kept as long as any step lives on the node, since it may be that step's.
     """
-    keepers = {pid for pid, process in processes.items() if process.parent == init and _is_stepd(process)}
+    keepers = {
+        pid for pid, process in processes.items() if process.parent == init and pid != slurmd and _is_stepd(process)
+    }
     keep = {slurmd, *keepers}.union(*(proc.descendants(pid, processes) for pid in (slurmd, *keepers)))
     live = {step for pid in keepers if (step := step_of_title(proc.arguments(pid)[0]))}
     return {

@@ -28,11 +28,12 @@ class Ports:
         low, high = _LOWEST, _ephemeral_start()
         start = random.randrange(low, high)
         taken: list[int] = []
-        for port in [*range(start, high), *range(low, start)]:
-            if len(taken) == count:
-                return sorted(taken)
+        for port in [*range(start, high), *range(low, start)] if count <= high - low else ():
             if self._reserve(port):
                 taken.append(port)
+            if len(taken) == count:
+                return sorted(taken)
+        self.close()
         raise SlurmError(
             f"there are no {count} free TCP ports between {low} and {high}",
             fix="end other private clusters (`pctool local status`), or use fewer nodes",
