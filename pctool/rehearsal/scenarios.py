@@ -81,8 +81,11 @@ def _slow_saver(stage: Stage) -> None:
 
 
 def _time_limit(stage: Stage) -> None:
+    """Lower the limit and stop the clock of the training, not of Slurm, until its signal comes."""
     stage.wait_step(stage.at(0.4))
     lower_time_limit(stage.job_id)
+    with stage.frozen(*stage.nodes()):
+        stage.wait_event("stop-requested", 0)
     stage.wait_event("decided", 0)
     stage.scontrol("update", f"JobId={stage.job_id}", "TimeLimit=UNLIMITED")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,12 +123,18 @@ class Stage:
 
     def freeze(self, node: str, seconds: float) -> None:
         """Stop a node's ranks for `seconds` (as a hung file system would), then let them go on."""
-        pids = self.rank_pids(node)
+        with self.frozen(node):
+            time.sleep(seconds)  # the fault is its duration
+
+    @contextlib.contextmanager
+    def frozen(self, *nodes: str) -> Iterator[None]:
+        """Stop these nodes' ranks for as long as the block runs."""
+        pids = [pid for node in nodes for pid in self.rank_pids(node)]
         if not pids:
-            raise RehearsalError(f"no rank of the job runs on {node}")
+            raise RehearsalError(f"no rank of the job runs on {', '.join(nodes)}")
         _signal_all(pids, signal.SIGSTOP)
         try:
-            time.sleep(seconds)  # the fault is its duration
+            yield
         finally:
             _signal_all(pids, signal.SIGCONT)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,10 +20,20 @@ from pctool.train.sampler import ResumableSampler
 def protect_workers(loader: Any) -> None:
     """Make a DataLoader's workers ignore SIGTERM and SIGUSR1, so that they outlive a signal until the save is done.
 
-    They still end with their rank: a worker looks for its parent every few seconds, and the loader stops them itself.
+    So the rank has to end them itself: multiprocessing's way, SIGTERM and a wait without bound, would hang a rank
+    that ends by an exception.
     """
     if isinstance(loader, DataLoader) and loader.num_workers > 0:
         loader.worker_init_fn = functools.partial(ignore_signals, loader.worker_init_fn)
+        atexit.unregister(end_workers)
+        atexit.register(end_workers)  # after multiprocessing's own hook, so it runs before that
+
+
+def end_workers() -> None:
+    """Kill this process' daemonic children, which is what a DataLoader's workers are. They hold nothing to lose."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def ignore_signals(then: Callable[[int], Any] | None, worker: int) -> None:

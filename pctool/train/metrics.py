@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,41 @@ class Metrics:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting: list[str] = []
+        self._told = False
         atexit.register(self.flush)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add one line: the step and the values, which must be JSON's (or have `tolist`, as tensors do)."""
         self._waiting.append(json.dumps({"step": step, **values}, default=_plain, separators=(",", ":")))
-        if len(self._waiting) >= _LINES:
+        if len(self._waiting) % _LINES == 0:
             self.flush()
 
     def flush(self) -> None:
-        """Append the waiting lines to the file."""
+        """Append the waiting lines to the file. Where it cannot be written they wait on: training goes on."""
         if not self._waiting:
             return
-        text, self._waiting = "\n".join(self._waiting) + "\n", []
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(text)
+        try:
+            _append(self.path, "\n".join(self._waiting) + "\n")
+        except OSError as error:
+            if not self._told:
+                sys.stderr.write(f"pctool: {self.path} cannot be written, {error.strerror}: tried again later\n")
+            self._told = True
+        else:
+            self._waiting = []
+            self._told = False
+
+
+def _append(path: Path, text: str) -> None:
+    """Append a text whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        size, data = file.tell(), memoryview(text.encode())
+        try:
+            while data:
+                data = data[file.write(data) or 0 :]
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def _plain(value: Any) -> Any:

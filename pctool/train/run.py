@@ -19,16 +19,17 @@ from pctool.checkpoint.group import Group
 from pctool.checkpoint.restore import Restorable, find_whole
 from pctool.errors import IncompleteError, NotFoundError, RunInUseError, UsageError
 from pctool.run.layout import RunDir
-from pctool.run.ledger import Ledger
 from pctool.run.page import Outcome, Page
-from pctool.train.loading import Place, batch_size_of, endless, protect_workers
+from pctool.train.loading import Place, batch_size_of, end_workers, endless, protect_workers
 from pctool.train.metrics import Metrics
 from pctool.train.sampler import ResumableSampler
-from pctool.train.saving import Saver, say
+from pctool.train.saving import RankLedger, Saver, say
 from pctool.train.settings import Settings, from_environment
 from pctool.train.stop import Costs, Decision, KeyValue, StopAgreement
 
 _HEARTBEAT_FRESH_S = 60.0  # a launch rewrites its heartbeat every 5 s
+_NEIGHBOUR_S = 1800.0  # as long as the ranks' own agreement may take; launch ends ranks at the deadline anyway
+_PAGE_PERIOD_S = 0.01  # memory only
 _STORE_TIMEOUT_S = 60.0  # to reach the store that torchrun holds; it is there before any rank is
 
 
@@ -61,7 +62,7 @@ class Run:
         self.sampler = sampler
         self.group = Group(world_size=settings.world_size)
         self.attempt = self.group.first(lambda: _attempt(settings))
-        self.ledger = Ledger(settings.run.ledger)
+        self.ledger = RankLedger(settings.run.ledger)
         self.metrics = Metrics(settings.run.logs(self.attempt) / f"metrics-rank{self.group.rank}.jsonl")
         self.page = _open_page(settings)
         self._report = self.page if settings.local_rank == 0 else None
@@ -170,6 +171,7 @@ class Run:
                 why=decision.why,
             )
         self._tell(Outcome.STOPPED if saved else Outcome.STOPPED_UNSAVED)
+        end_workers()  # a loader would give them five seconds each, and a notice has none to spare
         raise SystemExit(0)
 
     def _finish(self, agreement: StopAgreement | None) -> None:
@@ -186,8 +188,17 @@ class Run:
         self._tell(Outcome.DONE)
 
     def _tell(self, outcome: Outcome) -> None:
+        """Say how this node's ranks end. The other ranks of a node wait for the one that says it.
+
+        Rank 0 may still be committing then. A neighbour that ended badly now (torch can abort in teardown) would have
+        torchrun end rank 0 in the middle of it.
+        """
         if self._report is not None:
             self._report.report_outcome(outcome)
+        elif self.page is not None:
+            end = time.monotonic() + _NEIGHBOUR_S
+            while self.page.outcome is Outcome.NONE and time.monotonic() < end:
+                time.sleep(_PAGE_PERIOD_S)
 
     def _agreement(self, until: int) -> StopAgreement | None:
         if self.page is None:

@@ -13,7 +13,7 @@ from typing import Any
 from pctool.checkpoint import torch as engine
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.lineage import clear_unfinished, prune, rejected
-from pctool.checkpoint.stores import PosixStore
+from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
 from pctool.errors import FencedError, PctoolError
 from pctool.run.layout import checkpoint_name
 from pctool.run.ledger import Ledger
@@ -26,6 +26,20 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+class RankLedger(Ledger):
+    """The ledger as ranks write it: what cannot be written there goes to the log, and training goes on.
+
+    A full disk fails a save; it must not end the run, nor make a complete checkpoint pass for one that failed.
+    """
+
+    def append(self, event: str, *, attempt: int | None = None, **fields: Any) -> None:
+        """Append one event, durable on return. Raises KeyError for an event that is not defined."""
+        try:
+            super().append(event, attempt=attempt, **fields)
+        except OSError as error:
+            say(f"{self.path} cannot be written ({error.strerror}): {event} {fields}")
+
+
 @dataclass(kw_only=True)
 class Saver:
     """The saves of one attempt, seen from one rank. `page` is None on all but the first rank of a node."""
@@ -33,7 +47,7 @@ class Saver:
     state: engine.TrainState
     identity: engine.Identity
     group: Group
-    ledger: Ledger
+    ledger: RankLedger
     page: Page | None
     keep: int | None
     parent: str | None = None  # the checkpoint trained on from
@@ -104,12 +118,13 @@ class Saver:
         if self.keep is None or self.group.rank != 0:
             return
         run, attempt = self.identity.run, self.identity.attempt
-        events, store = self.ledger.read(), PosixStore(run.checkpoints)
-        removals = prune(run, store, attempt, self.keep, damaged=rejected(events))
+        store = PosixStore(run.checkpoints)
         try:
+            events = self.ledger.read()
+            removals = prune(run, store, attempt, self.keep, damaged=rejected(events))
             for name in itertools.chain(removals, clear_unfinished(run, store, attempt, events)):
                 self.ledger.append("pruned", attempt=attempt, name=name, tier="posix")
-        except OSError as error:
+        except (OSError, StoreUnreadableError) as error:
             say(f"old checkpoints could not be removed: {error}")  # they are in nobody's way yet
 
     @contextmanager

@@ -60,6 +60,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/train/test_train_resume.py",),
     ),
     Mutation(
+        name="workers-end-with-their-rank",
+        file="pctool/train/loading.py",
+        old="            child.kill()",
+        new="            pass",
+        tests=("tests/train/test_train_resume.py::test_an_exception_ends_a_rank_that_has_workers",),
+    ),
+    Mutation(
         name="fence-of-checkpoints",
         file="pctool/checkpoint/fence.py",
         old="    if newest > attempt:",

@@ -180,6 +180,11 @@ def test_workers_outlive_the_signals_that_come_before_the_save(trainer: Trainer)
     assert trainer.page.outcome is Outcome.STOPPED
 
 
+def test_an_exception_ends_a_rank_that_has_workers(trainer: Trainer) -> None:
+    printed = trainer.train("--raise-at", "5", "--workers", "2", "--step-s", "0.02", "--steps", "400", code=1)
+    assert "told to raise" in printed
+
+
 def _parents() -> dict[int, int]:
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -41,6 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--die-at", type=int, help="rank 1 kills itself in this step")
+    parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
     parser.add_argument("--fail-save-at", type=int, help="rank 1 cannot collect its state after this step")
     parser.add_argument("--fail-saves", action="store_true", help="rank 1 can never collect its state")
     parser.add_argument("--fail-file-at", type=int, help="rank 1's file cannot be written after this step")
@@ -114,6 +115,8 @@ def main() -> None:
     for step, (ids, x) in run.steps(loader, until=args.steps):
         if rank == 1 and step == args.die_at:
             os.kill(os.getpid(), 9)
+        if rank == 1 and step == args.raise_at:
+            raise RuntimeError("told to raise")
         loss = ((model(x) - x) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
