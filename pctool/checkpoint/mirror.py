@@ -62,24 +62,27 @@ class Mirror:
         """
         if self.clock() < self.not_before:
             return False
-        name = ""
+        left: list[str] = []
         try:
-            for name in self.unmirrored():
-                self._mirror_or_reject(name)
-            self._prune()
+            left = self.unmirrored()
+            while left:
+                if not self._there(left[0]):
+                    self._mirror_or_reject(left[0])
+                left.pop(0)
         except FencedError:
             raise
         except (PctoolError, OSError) as error:
-            self._failed(name, error)
+            self._failed(left, error)
             return False
         self.backoff, self.not_before = 0.0, 0.0
+        self._prune()
         return True
 
     def unmirrored(self) -> list[str]:
-        """Return the names of the complete checkpoints that are not complete on S3, oldest first."""
+        """Return the names of the complete checkpoints that are not known to be on S3, oldest first."""
         damaged = rejected(self.ledger.read())
         names = [name for name in self.local.names() if name not in self.done | damaged]
-        return sorted((name for name in names if look(self.local, name).ok and not self._there(name)), key=order)
+        return sorted((name for name in names if look(self.local, name).ok), key=order)
 
     def mirror(self, name: str) -> None:
         """Copy one checkpoint: data files, several at a time, then the fence, then MANIFEST."""
@@ -135,16 +138,26 @@ class Mirror:
     def _prune(self) -> None:
         if self.keep is None:
             return
-        damaged = rejected(self.ledger.read())
-        for name in prune(self.run, self.remote, self.attempt, self.keep, damaged=damaged):
-            self.ledger.append("pruned", attempt=self.attempt, name=name, tier="s3")
+        try:
+            damaged = rejected(self.ledger.read())
+            for name in prune(self.run, self.remote, self.attempt, self.keep, damaged=damaged):
+                self.ledger.append("pruned", attempt=self.attempt, name=name, tier="s3")
+        except FencedError:
+            raise
+        except (PctoolError, OSError) as error:  # they are in nobody's way: no reason to put off the next copy
+            sys.stderr.write(f"pctool: old checkpoints could not be removed from S3: {error}\n")
 
-    def _failed(self, name: str, error: Exception) -> None:
-        step = order(name)[1] if name else None
-        self.ledger.append("mirror-failed", attempt=self.attempt, name=name, step=step, error=str(error))
-        sys.stderr.write(f"pctool: {name or 'checkpoints'} not mirrored: {error}\n")
+    def _failed(self, left: list[str], error: Exception) -> None:
+        sys.stderr.write(f"pctool: {', '.join(left) or 'checkpoints'} not mirrored: {error}\n")
         self.backoff = min(max(2 * self.backoff, BACKOFF_S[0]), BACKOFF_S[1])
         self.not_before = self.clock() + self.backoff
+        if not left:
+            return  # the run directory could not be read, so which ones they are is not known
+        event = {"name": left[0], "step": order(left[0])[1], "error": str(error), "waiting": left[1:]}
+        try:
+            self.ledger.append("mirror-failed", attempt=self.attempt, **event)
+        except OSError as unwritten:  # a full run directory must not end the mirror: S3 may be all there is
+            sys.stderr.write(f"pctool: {self.ledger.path} cannot be written: {unwritten}\n")
 
 
 class Orders:

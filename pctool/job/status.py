@@ -181,12 +181,14 @@ def _claimed(events: Sequence[Event], number: int | None) -> float | None:
 
 
 def unmirrored(events: Sequence[Event]) -> list[str]:
-    """Return the checkpoints whose last attempt at mirroring failed."""
+    """Return the checkpoints that are not on S3 since mirroring failed, of them or of an older one."""
     state: dict[str, bool] = {}
     for event in events:
         name = str(event.fields.get("name", ""))
-        if event.event in {"mirrored", "mirror-failed"}:
-            state[name] = event.event == "mirrored"
+        if event.event == "mirrored":
+            state[name] = True
+        elif event.event == "mirror-failed":
+            state.update(dict.fromkeys([name, *event.fields.get("waiting", ())], False))
         elif event.event == "pruned":
             state.pop(name, None)
     return sorted(name for name, done in state.items() if not done)

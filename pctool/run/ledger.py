@@ -34,7 +34,7 @@ EVENTS = {
     "final-save-skipped": "the save at the stop would not fit: step, predicted_s, left_s",
     "rejected": "a checkpoint is there but damaged or incomplete: name, tier, why",
     "mirrored": "a checkpoint is complete on S3: name, step, seconds, bytes",
-    "mirror-failed": "a checkpoint is not on S3: name, step, error",
+    "mirror-failed": "a checkpoint is not on S3: name, step, error, waiting (newer ones that are not there either)",
     "pruned": "a checkpoint was removed: name",
     "node-exit": "how a launch ended: node, cause, code",
     "peer-lost": "a launch's connection is gone: node",

@@ -208,6 +208,16 @@ def save(run: RunDir, step: int) -> str:
     return name
 
 
+def add(run: RunDir, step: int) -> None:
+    """Add a checkpoint whose parent is the one ten steps before."""
+    store, source = PosixStore(run.checkpoints), run.path / "data"
+    source.write_bytes(b"x")
+    entry = mf.describe_file(source)
+    store.put(checkpoint_name(0, step), "data", source, entry)
+    parent = checkpoint_name(0, step - 10) if step > 10 else None
+    store.publish(checkpoint_name(0, step), manifest_of({"data": entry}, step=step, parent=parent))
+
+
 def events(run: RunDir, kind: str) -> list[dict[str, object]]:
     return [event.fields for event in Ledger(run.ledger).read() if event.event == kind]
 
@@ -240,6 +250,39 @@ def test_the_mirror_names_what_s3_refuses_and_tries_again_after_a_while(url: str
     assert [event["step"] for event in events(run, "mirrored")] == [50, 100]
 
 
+def test_an_s3_that_refuses_everything_leaves_all_of_them_named(url: str, s3: StandIn, tmp_path: Path) -> None:
+    run = saved_run(tmp_path)
+    s3.faults.append(Fault("refused"))
+    assert not Mirror(run, S3Store(url, "run"), 0).poke()
+    (failed,) = events(run, "mirror-failed")
+    assert (failed["step"], failed["waiting"]) == (50, [checkpoint_name(0, 100)])
+
+
+def test_a_ledger_that_cannot_be_written_does_not_end_the_mirror(url: str, s3: StandIn, tmp_path: Path) -> None:
+    run, now = saved_run(tmp_path), [1000.0]
+    mirror = Mirror(run, S3Store(url, "run"), 0, clock=lambda: now[0])
+    run.ledger.unlink(missing_ok=True)
+    run.ledger.symlink_to(tmp_path / "nowhere" / "ledger")  # stands for a full disk
+    assert not mirror.poke()  # the copy is there, and not written down
+    run.ledger.unlink()
+    now[0] += 5.0
+    assert mirror.poke()
+    assert [event["step"] for event in events(run, "mirrored")] == [100]
+
+
+def test_what_s3_does_not_let_us_remove_keeps_back_no_copy(url: str, s3: StandIn, tmp_path: Path) -> None:
+    run = saved_run(tmp_path, ())
+    mirror = Mirror(run, S3Store(url, "run"), 0, keep=2)
+    s3.faults.append(Fault("refused", "POST", "delete"))
+    for step in (10, 20, 30, 40):
+        add(run, step)
+        assert mirror.poke()
+    assert len(S3Store(url, "run").names()) == 4
+    s3.faults.clear()
+    assert mirror.poke()
+    assert [event["name"] for event in events(run, "pruned")] == [checkpoint_name(0, 10), checkpoint_name(0, 20)]
+
+
 def test_the_mirror_of_an_older_attempt_is_fenced(url: str, s3: StandIn, tmp_path: Path) -> None:
     run = saved_run(tmp_path)
     run.attempt(1).path.mkdir()
@@ -260,16 +303,8 @@ def test_a_damaged_one_is_named_and_does_not_keep_back_the_newer(url: str, s3: S
 def test_the_mirror_keeps_as_many_as_it_is_told(url: str, s3: StandIn, tmp_path: Path) -> None:
     run = saved_run(tmp_path, ())
     mirror = Mirror(run, S3Store(url, "run"), 0, keep=2)
-    store = PosixStore(run.checkpoints)
-    parent = None
     for step in (10, 20, 30):
-        source = run.path / "data"
-        source.write_bytes(b"x")
-        entry = mf.describe_file(source)
-        name = checkpoint_name(0, step)
-        store.put(name, "data", source, entry)
-        store.publish(name, manifest_of({"data": entry}, step=step, parent=parent))
-        parent = name
+        add(run, step)
     assert mirror.poke()
     assert S3Store(url, "run").names() == [checkpoint_name(0, 20), checkpoint_name(0, 30)]
     assert events(run, "pruned") == [{"name": checkpoint_name(0, 10), "tier": "s3"}]

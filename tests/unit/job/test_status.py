@@ -109,6 +109,12 @@ def test_what_is_not_mirrored(run: RunDir) -> None:
     ledger.append("mirrored", attempt=0, name="000000-00000100", step=100, seconds=1, bytes=1)
     assert unmirrored(ledger.read()) == ["000000-00000200"]
     assert status_of(Found(run=run, job=job())).notes == ("not mirrored: 000000-00000200",)
+    # one that was never tried, since S3 refused an older one
+    ledger.append(
+        "mirror-failed", attempt=0, name="000000-00000200", step=200, error="403", waiting=["000000-00000300"]
+    )
+    assert unmirrored(ledger.read()) == ["000000-00000200", "000000-00000300"]
+    ledger.append("mirrored", attempt=0, name="000000-00000300", step=300, seconds=1, bytes=1)
     ledger.append("pruned", attempt=0, name="000000-00000200")
     assert unmirrored(ledger.read()) == []
 
