@@ -112,7 +112,20 @@ class Saver:
             name = checkpoint_name(self.identity.attempt, step)
             self.ledger.append("commit-failed", attempt=self.identity.attempt, name=name, step=step, error=str(error))
             say(f"step {step} could not be saved: {error}")
+            self._clear(name)
         return False
+
+    def _clear(self, name: str) -> None:
+        """Remove what a failed save left, so that one for want of room does not take the room of the next.
+
+        All ranks have ended their writing by then: each has told the others how it went.
+        """
+        store = PosixStore(self.identity.run.checkpoints)
+        try:
+            if store.manifest(name) is None:
+                store.remove(name)
+        except (OSError, StoreUnreadableError) as error:
+            say(f"what was written of {name} could not be removed: {error}")
 
     def _prune(self) -> None:
         if self.keep is None or self.group.rank != 0:
