@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Claim, print the exports on stdout and one line on stderr. Exits 86 if the job was held."""
     from pctool.job.claim import claim_attempt, start_from
-    from pctool.job.hold import Held
+    from pctool.job.hold import Held, tell
     from pctool.run import env
 
     start = start_from(
@@ -31,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
     )
     claimed = claim_attempt(start)
     if isinstance(claimed, Held):
-        print(f"pctool claim: held ({claimed.rule}): {claimed.why}", file=sys.stderr)
-        print(f"  -> {claimed.advice(start.job_id, start.run)}", file=sys.stderr)
+        tell(f"pctool claim: held ({claimed.rule}): {claimed.why}")
+        tell(f"  -> {claimed.advice(start.job_id, start.run)}")
         return claimed.code
     point = claimed.resume
     goes_on = f"resumes from {point.name} (step {point.step}, {point.tier})" if point else "starts at step 0"
-    print(f"pctool claim: attempt {claimed.attempt} of {claimed.run.path} {goes_on}", file=sys.stderr)
+    tell(f"pctool claim: attempt {claimed.attempt} of {claimed.run.path} {goes_on}")
     sys.stdout.write(claimed.exports())
     return 0

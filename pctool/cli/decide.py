@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decide, say so on stderr, and return the code to exit with."""
     from pctool.job.decide import conclude, ending_from
+    from pctool.job.hold import tell
 
     ending = ending_from(
         os.environ,
@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
     srun = "" if args.srun_code is None else f" (srun returned {args.srun_code})"
     what = {"none": "no requeue", "exit-code": "requeue by exit code", "scontrol": "requeue by scontrol"}[verdict.means]
     line = f"attempt {ending.attempt}: {decision.cause}, {what}, exit {decision.code}: {decision.why}{srun}"
-    print(f"pctool decide: {line}", file=sys.stderr)
+    tell(f"pctool decide: {line}")
     return decision.code

@@ -74,6 +74,15 @@ def claim_attempt(start: Start) -> Claimed | Held:
     Raises RunInUseError naming the job that holds the run, SlurmError if Slurm refuses what is needed, UsageError if
     the run directory cannot be made.
     """
+    try:
+        return _claim(start)
+    except OSError as error:
+        # a full disk, most of all: a job that ends for it is gone, one that is held goes on once it is released
+        why = f"{error.filename or start.run.path}: {error.strerror}"
+        return hold(start.run, job_id=start.job_id, rule="run-unwritable", why=why, attempt=None)
+
+
+def _claim(start: Start) -> Claimed | Held:
     lost = _lost_run(start)
     if lost is not None:
         return hold(start.run, job_id=start.job_id, rule="run-missing", why=lost, attempt=None)

@@ -8,17 +8,17 @@ launches wrote down says how each node ended.
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pctool.errors import HOLD, REQUEUE, FencedError, IncompleteError, SlurmError, UsageError
 from pctool.job.hold import requeue as requeue_by_scontrol
+from pctool.job.hold import tell, write_down
 from pctool.job.runspec import spec_fields
 from pctool.run import env
 from pctool.run.layout import AttemptDir, RunDir
-from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, NodeExit, read_claim, read_node_exit
 from pctool.run.stop import StopRequest, read_stop
 from pctool.slurm import query
@@ -141,9 +141,23 @@ def conclude(ending: Ending) -> Verdict:
 
     Raises SlurmError where a requeue is due and Slurm refuses it, NotFoundError-like errors for a run without claim.
     """
+    try:
+        decision = _judge(ending)
+    except OSError as error:
+        decision = _unreadable(ending, f"{error.filename or ending.run.path}: {error.strerror}")
+    if decision.cause == "fenced":
+        return Verdict(decision=decision, means="none")  # the ledger belongs to the newer attempt now
+    if not decision.requeue:
+        return _write(ending, Verdict(decision=decision, means="none"))
+    return _requeue(ending, decision)
+
+
+def _judge(ending: Ending) -> Decision:
     attempt = ending.run.attempt(ending.attempt)
     claim = _own_claim(ending, attempt)
-    decision = decide(
+    if claim is None:
+        return _unreadable(ending, f"{attempt.claim} is gone")
+    return decide(
         claim,
         _exits(attempt),
         read_stop(attempt),
@@ -151,11 +165,14 @@ def conclude(ending: Ending) -> Verdict:
         newest_attempt=_newest(ending),
         may_requeue=ending.may_requeue and requeue_wanted(ending.run),
     )
-    if decision.cause == "fenced":
-        return Verdict(decision=decision, means="none")  # the ledger belongs to the newer attempt now
-    if not decision.requeue:
-        return _write(ending, Verdict(decision=decision, means="none"))
-    return _requeue(ending, decision)
+
+
+def _unreadable(ending: Ending, why: str) -> Decision:
+    """Return the decision where the file system does not say: go on, since the next claim holds what cannot go on."""
+    why = f"the records cannot be read: {why}"
+    return Decision(
+        code=REQUEUE if ending.may_requeue else LOST, cause="peer-lost", why=why, requeue=ending.may_requeue
+    )
 
 
 def requeue_wanted(run: RunDir) -> bool:
@@ -166,7 +183,7 @@ def requeue_wanted(run: RunDir) -> bool:
     try:
         return bool(spec_fields(run).get("requeue", True))
     except UsageError as error:
-        sys.stderr.write(f"pctool decide: {error}\n")
+        tell(f"pctool decide: {error}")
         return True
 
 
@@ -184,9 +201,10 @@ def _requeue(ending: Ending, decision: Decision) -> Verdict:
         code = NOT_COMPLETE if decision.cause == "stop" else LOST
         final = replace(decision, code=code, requeue=False, why=f"{decision.why}; {refused}")
         return _write(ending, Verdict(decision=final, means="none"))
-    newest = _newest(ending)
-    if newest > ending.attempt:
-        return Verdict(decision=_fenced(newest), means="none")
+    with suppress(OSError):  # what cannot be read has no newer attempt that we know of
+        newest = _newest(ending)
+        if newest > ending.attempt:
+            return Verdict(decision=_fenced(newest), means="none")
     if REQUEUE in codes:
         return _write(ending, Verdict(decision=decision, means="exit-code"))
     # the ledger first: Slurm ends this script soon after it has the request
@@ -208,7 +226,8 @@ def _refusal(job: JobInfo | None) -> str | None:
 
 def _write(ending: Ending, verdict: Verdict) -> Verdict:
     decision = verdict.decision
-    Ledger(ending.run.ledger).append(
+    write_down(
+        ending.run,
         "decided",
         attempt=ending.attempt,
         code=decision.code,
@@ -220,8 +239,11 @@ def _write(ending: Ending, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _own_claim(ending: Ending, attempt: AttemptDir) -> Claim:
+def _own_claim(ending: Ending, attempt: AttemptDir) -> Claim | None:
+    """Return this start's claim; None where it has been made, as its nonce tells, and is no longer there."""
     claim = read_claim(attempt)
+    if claim is None and ending.nonce is not None:
+        return None
     if claim is None:
         raise UsageError("this attempt was never claimed", where=str(attempt.path), fix="run `pctool claim` first")
     if ending.nonce is not None and claim.nonce != ending.nonce:
@@ -240,7 +262,7 @@ def _exits(attempt: AttemptDir) -> Mapping[str, NodeExit]:
         try:
             record = read_node_exit(path)
         except IncompleteError as error:
-            sys.stderr.write(f"pctool decide: {error}\n")
+            tell(f"pctool decide: {error}")
         else:
             records[record.node] = record
     return records

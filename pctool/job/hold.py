@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from pctool.errors import HOLD, SlurmError
 from pctool.run.layout import RunDir
@@ -16,6 +19,7 @@ ADVICE = {
     "below-durable": "bring the checkpoints back, or accept the loss with `pctool resume {job} --from STEP`; "
     "then `scontrol release {job}`",
     "store-unreadable": "see to it that the store can be read (`pctool doctor`), then `scontrol release {job}`",
+    "run-unwritable": "see to it that {run} can be written (is the disk full?), then `scontrol release {job}`",
     "run-missing": "bring {run} back, or accept a new start with `pctool resume {job} --from 0`; "
     "then `scontrol release {job}`",
 }
@@ -44,12 +48,27 @@ def hold(run: RunDir, *, job_id: str, rule: str, why: str, attempt: int | None) 
     """
     _, hold_codes = query.patiently(query.requeue_exit_codes)
     if run.ledger.exists():  # one made here would pass for the run's own at the next start
-        Ledger(run.ledger).append("held", attempt=attempt, rule=rule, why=why)
+        write_down(run, "held", attempt=attempt, rule=rule, why=why)
     note(run, job_id, f"held: {why}")
     if HOLD in hold_codes:
         return Held(rule=rule, why=why, code=HOLD, how="exit-code")
     requeue(job_id, verb="requeuehold")
     return Held(rule=rule, why=why, code=HOLD, how="scontrol")
+
+
+def write_down(run: RunDir, event: str, *, attempt: int | None, **fields: Any) -> None:
+    """Append to the ledger; where that cannot be written, say so: what becomes of the job does not hang on it."""
+    try:
+        Ledger(run.ledger).append(event, attempt=attempt, **fields)
+    except OSError as error:
+        tell(f"pctool: {run.ledger} cannot be written ({error.strerror}): {event} {fields}")
+
+
+def tell(text: str) -> None:
+    """Print one line to the job's output. If that lies on a full disk, the exit code must get through all the same."""
+    with suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def requeue(job_id: str, *, verb: str = "requeue") -> None:

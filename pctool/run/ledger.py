@@ -18,7 +18,7 @@ from typing import Any
 EVENTS = {
     "submitted": "the run directory was made and a job submitted: job_id",
     "claim": "an attempt starts: job_id, restart, nodes, host",
-    "held": "claim held the job: why, rule (stalled | below-durable | store-unreadable | run-missing)",
+    "held": "claim held the job: why, rule (stalled | below-durable | store-unreadable | run-unwritable | run-missing)",
     "started": "every launch of the gang is there: nodes, seconds (since the claim)",
     "step-back": "the attempt ends before torchrun starts, since a node has a standing notice: node, deadline",
     "notice": "a node got a spot notice: node, action, deadline, seen",

@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ from pctool.run.page import Page
 
 
 def say(text: str) -> None:
-    """Print one line about what the ranks decided, to the log."""
-    sys.stderr.write(f"pctool: {text}\n")
-    sys.stderr.flush()
+    """Print one line about what the ranks decided, to the log, if that can be written."""
+    with suppress(OSError):
+        sys.stderr.write(f"pctool: {text}\n")
+        sys.stderr.flush()
 
 
 class RankLedger(Ledger):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import shlex
 import socket
@@ -290,6 +291,26 @@ def test_a_restart_without_its_ledger_never_starts_at_0(tmp_path: Path, slurm: F
     assert held(claim_attempt(start(run, job_id="8"))).rule == "run-missing"
     Ledger(run.ledger).append("accepted", step=0)
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
+
+
+def test_a_full_disk_holds_the_job(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path)
+    claim_attempt(start(run))
+    full = OSError(errno.ENOSPC, "No space left on device", str(run.attempts))
+
+    def fail(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr(module, "write_atomic", fail)
+    monkeypatch.setattr(Ledger, "append", fail)
+    outcome = held(claim_attempt(start(run, restart=1)))
+    assert (outcome.rule, outcome.code) == ("run-unwritable", 86)
+    assert "No space left on device" in outcome.why
+    assert "scontrol release 7" in outcome.advice("7", run)
+    assert run.attempt_numbers() == [0]
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_slurm_s_refusal_to_hold_is_an_error(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,6 +259,31 @@ def test_a_torn_record_counts_as_none(
     assert "b.exit" in capsys.readouterr().err
 
 
+def test_a_ledger_that_cannot_be_written_costs_no_requeue(
+    run: RunDir, slurm: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm()
+    run.ledger.symlink_to(run.path / "nowhere" / "ledger")  # stands for a full disk
+    assert conclude(ending(run)).decision.code == REQUEUE
+    assert "ledger.jsonl cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gone", ["attempts", "claim"])
+def test_a_file_system_that_fails_at_the_end_costs_no_requeue(
+    run: RunDir, slurm: Callable[..., list[str]], gone: str
+) -> None:
+    slurm()
+    if gone == "attempts":
+        run.attempts.rename(run.path / "elsewhere")
+    else:
+        run.attempt(3).claim.unlink()
+        run.attempt(3).claim.mkdir()  # cannot be read
+    found = conclude(ending(run))
+    assert (found.decision.code, found.decision.requeue) == (REQUEUE, True)
+    assert "the records cannot be read" in last_event(run)["why"]
+    assert not conclude(ending(run, may_requeue=False)).decision.requeue
+
+
 def test_the_spec_may_forbid_a_requeue(run: RunDir, slurm: Callable[..., list[str]]) -> None:
     slurm()
     write_stop(run.attempt(3), StopRequest(why="time-limit"))
