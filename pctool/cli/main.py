@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pctool.errors import INTERRUPTED, PctoolError
+from pctool.errors import INTERRUPTED, PctoolError, UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -87,6 +87,12 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _discard_output()
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise  # no file of the user's: a fault of ours
+        print(f"pctool {name}: {error.filename}: cannot be read or written: {error.strerror}", file=sys.stderr)
+        print("  -> check the path, its permissions, and that the file system is there and has room", file=sys.stderr)
+        return UsageError.exit_code
 
 
 def _dispatch(name: str, argv: Sequence[str]) -> int:

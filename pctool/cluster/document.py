@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _SEXAGESIMAL = re.compile(r"^[-+]?\d+(:[0-5]?\d)+(\.\d*)?$")
 
+_WANTED = "give the YAML file that `pcluster create-cluster` takes"
+
 
 @dataclass(frozen=True)
 class Value:
@@ -111,19 +113,20 @@ def read_document(path: Path) -> Value:
     except FileNotFoundError:
         raise NotFoundError("there is no such cluster config", where=str(path), fix="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the cluster config cannot be read: {error}", where=str(path)) from None
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"the cluster config cannot be read: {said}", where=str(path), fix=_WANTED) from None
     loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         loader = loader_class(text)
         node = loader.get_single_node()
         if node is None:
-            raise UsageError("the cluster config is empty", where=str(path))
+            raise UsageError("the cluster config is empty", where=str(path), fix=_WANTED)
         return _Walk(str(path), loader).value(node, "")
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
+        raise UsageError(f"not valid YAML: {error.problem}", where=f"{path}:{line}", fix=_WANTED) from None
     except yaml.YAMLError as error:
-        raise UsageError(f"not valid YAML: {error}", where=str(path)) from None
+        raise UsageError(f"not valid YAML: {error}", where=str(path), fix=_WANTED) from None
 
 
 class _Walk:

@@ -47,6 +47,8 @@ def request_stop(found: Found, *, who: str, requeue: bool) -> Stopping:
 
 def _running(found: Found) -> str:
     job = found.job
+    if job is None and found.job_id is None:
+        raise NotFoundError("no job has worked here yet", where=str(found.run.path), fix="see `pctool status`")
     if job is None:
         what = f"Slurm cannot be asked: {found.slurm_silent}" if found.slurm_silent else "Slurm does not have it"
         error = SlurmError if found.slurm_silent else NotFoundError
