@@ -20,6 +20,7 @@ from pathlib import Path
 from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import AwsError, PctoolError, RunInUseError, SlurmError, UsageError
+from pctool.job.find import works_elsewhere
 from pctool.job.heartbeat import last_sign_of_life
 from pctool.job.hold import Held, hold, note
 from pctool.job.stalled import count_stalled, why_stalled
@@ -218,10 +219,11 @@ def _check_gone(start: Start, attempt: AttemptDir, owner: Claim) -> None:
         return
     try:
         state = query.job_states([owner.job_id]).get(owner.job_id)
+        lives = state is not None and not is_ended(state) and not works_elsewhere(owner.job_id, start.run.path)
     except SlurmError as error:
         _check_silent(start, attempt, owner, error.what)
         return
-    if state is not None and not is_ended(state):
+    if lives:
         raise _in_use(start, attempt, owner, f"which is {state}")
 
 

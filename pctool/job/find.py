@@ -104,6 +104,15 @@ def _ask(job_id: str) -> tuple[JobInfo | None, str | None]:
         return None, error.what
 
 
+def works_elsewhere(job_id: str, path: Path) -> bool:
+    """Return whether the job of that id works on another run: a cluster that is set up anew counts from 1 again.
+
+    Raises SlurmError if Slurm does not answer.
+    """
+    job = query.show_job(job_id)
+    return job is not None and parse_comment(job.comment) is not None and not _is_run(job, path)
+
+
 def _is_run(job: JobInfo, path: Path) -> bool:
     """Return whether the job works on this run: job ids are given anew by another cluster."""
     comment = parse_comment(job.comment)

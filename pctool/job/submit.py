@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pctool.errors import IncompleteError, RunInUseError, SlurmError, UsageError
 from pctool.job.array import parse_array, task_run_dir
-from pctool.job.find import jobs_file
+from pctool.job.find import jobs_file, works_elsewhere
 from pctool.job.load import load_job, resolve_job
 from pctool.job.plan import make_plan, output_path, run_dirs, submitit_folder
 from pctool.job.render import run_dir_pattern
@@ -92,7 +92,7 @@ def refuse_run_in_use(spec: JobSpec) -> None:
     """Raise RunInUseError if a job that is not over works in the run directory, or waits to."""
     owners = {job_id: run for run in run_dirs(spec) for job_id in _owners(RunDir(run))}
     for job_id, state in query.job_states(sorted(owners)).items():
-        if not is_ended(state):
+        if not is_ended(state) and not works_elsewhere(job_id, owners[job_id]):
             raise RunInUseError(
                 f"job {job_id} ({state}) works in this run directory",
                 where=str(owners[job_id]),

@@ -23,6 +23,8 @@ from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, claim_bytes, read_claim
 from pctool.slurm import query
+from pctool.slurm.comment import format_comment
+from pctool.slurm.parse import parse_jobs
 
 
 class FakeSlurm:
@@ -129,6 +131,23 @@ def test_a_gone_job_s_run_is_taken(tmp_path: Path, slurm: FakeSlurm, states: dic
     claim_attempt(start(run))
     slurm.states = states
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
+
+
+def test_a_job_id_given_anew_by_a_new_cluster_holds_nothing(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    claim_attempt(start(run))
+    slurm.states = {"7": "RUNNING"}
+    text = "JobId=7 JobName=x\n UserId=ada(1)\n JobState=RUNNING Reason=None\n Comment={}\n"
+    other = parse_jobs(text.format(format_comment("/another/run")))[0]
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: other)
+    assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
+    mine = parse_jobs(text.format(format_comment(str(run.path))))[0]
+    slurm.states = {"8": "RUNNING"}
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: mine)
+    with pytest.raises(RunInUseError):
+        claim_attempt(start(run, job_id="9"))
 
 
 def test_silence_decides_when_slurm_does_not(tmp_path: Path, slurm: FakeSlurm) -> None:
