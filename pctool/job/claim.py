@@ -21,7 +21,7 @@ from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resum
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import AwsError, PctoolError, RunInUseError, SlurmError, UsageError
 from pctool.job.find import works_elsewhere
-from pctool.job.heartbeat import last_sign_of_life
+from pctool.job.heartbeat import SILENT_S, last_sign_of_life
 from pctool.job.hold import Held, hold, note
 from pctool.job.stalled import count_stalled, why_stalled
 from pctool.run import env
@@ -31,7 +31,6 @@ from pctool.run.records import Claim, claim_bytes, read_claim
 from pctool.slurm import query
 from pctool.slurm.states import is_ended
 
-SILENT_S = 600.0  # an owner that Slurm cannot be asked about counts as gone after this long without a heartbeat (5 s)
 _RACES = 1000  # claimants that may be faster than this one before it gives up
 
 

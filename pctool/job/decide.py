@@ -16,6 +16,7 @@ from pathlib import Path
 from pctool.errors import HOLD, REQUEUE, FencedError, IncompleteError, SlurmError, UsageError
 from pctool.job.hold import requeue as requeue_by_scontrol
 from pctool.job.hold import tell, write_down
+from pctool.job.lostnodes import await_loss
 from pctool.job.runspec import spec_fields
 from pctool.run import env
 from pctool.run.layout import AttemptDir, RunDir
@@ -42,6 +43,7 @@ class Decision:
     cause: str  # done | stop | peer-lost | program-error | signal | fenced
     why: str
     requeue: bool
+    missing: tuple[str, ...] = ()  # nodes that left no record
 
 
 def decide(
@@ -100,7 +102,7 @@ def _stopped(
     if not may_requeue:
         why = f"{why}; the job may not be requeued, so it is not complete"
         return Decision(code=NOT_COMPLETE, cause="stop", why=why, requeue=False)
-    return Decision(code=REQUEUE, cause="stop", why=why, requeue=True)
+    return Decision(code=REQUEUE, cause="stop", why=why, requeue=True, missing=tuple(missing))
 
 
 def _lost(records: Sequence[NodeExit], missing: Sequence[str], may_requeue: bool) -> Decision:
@@ -112,7 +114,7 @@ def _lost(records: Sequence[NodeExit], missing: Sequence[str], may_requeue: bool
     cause = "signal" if killed else "peer-lost"
     why = "; ".join(parts)
     if may_requeue:
-        return Decision(code=REQUEUE, cause=cause, why=why, requeue=True)
+        return Decision(code=REQUEUE, cause=cause, why=why, requeue=True, missing=tuple(missing))
     return Decision(code=LOST, cause=cause, why=f"{why}; the job may not be requeued", requeue=False)
 
 
@@ -205,10 +207,12 @@ def _requeue(ending: Ending, decision: Decision) -> Verdict:
         newest = _newest(ending)
         if newest > ending.attempt:
             return Verdict(decision=_fenced(newest), means="none")
-    if REQUEUE in codes:
-        return _write(ending, Verdict(decision=decision, means="exit-code"))
-    # the ledger first: Slurm ends this script soon after it has the request
-    verdict = _write(ending, Verdict(decision=decision, means="scontrol"))
+    # the ledger first: Slurm may end this script while it waits, and does soon after it has the request
+    means = "exit-code" if REQUEUE in codes else "scontrol"
+    verdict = _write(ending, Verdict(decision=decision, means=means))
+    await_loss(decision.missing)
+    if means == "exit-code":
+        return verdict
     requeue_by_scontrol(ending.job_id)
     return verdict
 

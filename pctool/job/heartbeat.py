@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pctool.run.layout import AttemptDir
 from pctool.run.records import Claim
 
+SILENT_S = 600.0  # an owner that Slurm cannot be asked about counts as gone after this long without a heartbeat (5 s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:

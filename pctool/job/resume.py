@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from pctool.checkpoint.lineage import candidates
 from pctool.checkpoint.stores import open_stores
-from pctool.errors import NotFoundError, UsageError
+from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.job.find import Found
+from pctool.job.heartbeat import SILENT_S, last_sign_of_life
+from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
+from pctool.run.records import read_claim
 from pctool.slurm.states import Phase, phase
 
 
@@ -24,9 +28,16 @@ class Accepted:
 def accept(found: Found, *, step: int, store: str | None) -> Accepted:
     """Write to the ledger that the run may go on from `step`, and say how to let it start.
 
-    Raises UsageError while the job runs (the ledger has one writer), NotFoundError where no complete checkpoint is at
-    that step; 0 needs none. Errors of a tier that cannot be read are raised as they are.
+    Raises UsageError while the job runs (the ledger has one writer), SlurmError where Slurm does not say whether it
+    does and it was heard of lately, NotFoundError where no complete checkpoint is at that step; 0 needs none. Errors of a tier that cannot be read
+    are raised as they are.
     """
+    if found.slurm_silent and _heard_of(found.run):
+        raise SlurmError(
+            f"job {found.job_id} may be running: Slurm could not be asked: {found.slurm_silent}",
+            where=str(found.run.path),
+            fix="try again once `scontrol ping` finds slurmctld up",
+        )
     if found.job is not None and phase(found.job.state) in {Phase.RUNNING, Phase.COMPLETING}:
         raise UsageError(
             f"job {found.job.label} is {found.job.state}",
@@ -37,6 +48,14 @@ def accept(found: Found, *, step: int, store: str | None) -> Accepted:
     found.run.path.mkdir(parents=True, exist_ok=True)
     Ledger(found.run.ledger).append("accepted", step=step, name=name)
     return Accepted(step=step, name=name, how=_how(found))
+
+
+def _heard_of(run: RunDir) -> bool:
+    for number in run.attempt_numbers()[-1:]:
+        claim = read_claim(run.attempt(number))
+        if claim is not None:
+            return time.time() - last_sign_of_life(run.attempt(number), claim) <= SILENT_S
+    return False
 
 
 def _complete_at(found: Found, step: int, store: str | None) -> str:

@@ -49,10 +49,15 @@ def _running(found: Found) -> str:
     job = found.job
     if job is None and found.job_id is None:
         raise NotFoundError("no job has worked here yet", where=str(found.run.path), fix="see `pctool status`")
+    if job is None and found.slurm_silent:
+        raise SlurmError(
+            f"job {found.job_id} cannot be stopped: Slurm could not be asked: {found.slurm_silent}",
+            where=str(found.run.path),
+            fix="try again once `scontrol ping` finds slurmctld up",
+        )
     if job is None:
-        what = f"Slurm cannot be asked: {found.slurm_silent}" if found.slurm_silent else "Slurm does not have it"
-        error = SlurmError if found.slurm_silent else NotFoundError
-        raise error(f"job {found.job_id} is not running: {what}", where=str(found.run.path), fix="see `pctool status`")
+        what = f"job {found.job_id} is not running: Slurm does not have it"
+        raise NotFoundError(what, where=str(found.run.path), fix="see `pctool status`")
     if phase(job.state) is Phase.PENDING:
         raise NotFoundError(
             f"job {job.label} is not running, it waits ({job.state}, {job.reason}): there is nothing to save",

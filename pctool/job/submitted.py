@@ -70,6 +70,8 @@ class Executor(SlurmExecutor):
             done = run(argv, timeout=SBATCH_TIMEOUT_S, env=self._env, check=False)
         except NoAnswerError as error:
             raise _unclear(error.what) from None
+        if done.code != 0 and "timed out" in done.stderr:
+            raise _unclear(_said(done.stderr))  # slurmctld may have taken the job, and its answer came too late
         if done.code != 0:
             raise SlurmError(f"sbatch refused the job: {_said(done.stderr) or f'exit code {done.code}'}")
         self.said = _said(done.stderr).splitlines()

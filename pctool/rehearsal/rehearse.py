@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pctool.errors import UsageError
+from pctool.errors import PctoolError, UsageError
 from pctool.job.load import load_job
 from pctool.job.submit import submit
 from pctool.rehearsal.faults import install_error, newest_checkpoint
@@ -178,7 +178,7 @@ def _play(stage: Stage, scenario: Scenario) -> list[Problem]:
     try:
         scenario.inject(stage)
         info = stage.wait_end()
-    except RehearsalError as error:
+    except PctoolError as error:
         return [Problem(str(error))]
     problems = []
     if scenario.survives and info.state != "COMPLETED":

@@ -86,7 +86,7 @@ def _time_limit(stage: Stage) -> None:
     lower_time_limit(stage.job_id)
     with stage.frozen(*stage.nodes()):
         stage.wait_event("stop-requested", 0)
-    stage.wait_event("decided", 0)
+    stage.wait_job(lambda info: info.state == "PENDING", "the requeue")
     stage.scontrol("update", f"JobId={stage.job_id}", "TimeLimit=UNLIMITED")
 
 

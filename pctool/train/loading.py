@@ -6,6 +6,7 @@ import atexit
 import functools
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ def protect_workers(loader: Any) -> None:
 
 def end_workers() -> None:
     """Kill this process' daemonic children, which is what a DataLoader's workers are. They hold nothing to lose."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

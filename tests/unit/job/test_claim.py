@@ -17,7 +17,8 @@ from pctool.checkpoint.lineage import BelowDurableError
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import RunInUseError, SlurmError, UsageError
 from pctool.job import claim as module
-from pctool.job.claim import SILENT_S, Claimed, Start, claim_attempt, publish, start_from, take
+from pctool.job.claim import Claimed, Start, claim_attempt, publish, start_from, take
+from pctool.job.heartbeat import SILENT_S
 from pctool.job.hold import Held
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger

@@ -16,6 +16,7 @@ from pctool.spec.job import JobSpec
 
 SILENT = "sleep 60"
 GARBLED = "echo Submitted"
+LATE = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 REFUSED = "echo 'sbatch: error: no' >&2; exit 1"
 
 
@@ -43,7 +44,7 @@ def test_a_refused_job_leaves_nothing(run: RunDir) -> None:
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("sbatch", [SILENT, GARBLED])
+@pytest.mark.parametrize("sbatch", [SILENT, GARBLED, LATE])
 def test_a_job_that_slurm_may_have_keeps_its_run_directory(run: RunDir, sbatch: str) -> None:
     with pytest.raises(UnclearSubmissionError, match="may have been submitted") as error:
         submit(run, sbatch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.lineage import BelowDurableError, find_resume
-from pctool.errors import NotFoundError, UsageError
+from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.job.find import Found
+from pctool.job.heartbeat import SILENT_S
 from pctool.job.resume import accept
 from pctool.job.runspec import store_of
 from pctool.run.layout import RunDir, checkpoint_name
@@ -76,6 +79,17 @@ def test_a_step_without_a_checkpoint(run: RunDir) -> None:
 def test_never_while_the_job_runs(run: RunDir, state: str) -> None:
     with pytest.raises(UsageError, match=state):
         accept(Found(run=run, job=job(state)), step=0, store=None)
+
+
+def test_never_where_slurm_does_not_say_whether_it_runs(run: RunDir) -> None:
+    found = Found(run=run, job_id="7", slurm_silent="timed out")
+    claim = {"job_id": "7", "restart": 0, "nonce": "n", "host": "a", "nodes": ["a"], "hub": "a:1"}
+    run.attempt(0).claim.write_text(json.dumps({**claim, "time": time.time()}))
+    with pytest.raises(SlurmError, match="may be running"):
+        accept(found, step=0, store=None)
+    assert Ledger(run.ledger).read()[-1].event == "committed"
+    run.attempt(0).claim.write_text(json.dumps({**claim, "time": time.time() - SILENT_S - 1}))
+    assert accept(found, step=0, store=None).step == 0
 
 
 def test_the_store_of_a_run(run: RunDir) -> None:
