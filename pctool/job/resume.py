@@ -29,8 +29,8 @@ def accept(found: Found, *, step: int, store: str | None) -> Accepted:
     """Write to the ledger that the run may go on from `step`, and say how to let it start.
 
     Raises UsageError while the job runs (the ledger has one writer), SlurmError where Slurm does not say whether it
-    does and it was heard of lately, NotFoundError where no complete checkpoint is at that step; 0 needs none. Errors of a tier that cannot be read
-    are raised as they are.
+    does and it was heard of lately, NotFoundError where no complete checkpoint is at that step; 0 needs none. Errors of
+    a tier that cannot be read are raised as they are.
     """
     if found.slurm_silent and _heard_of(found.run):
         raise SlurmError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ class NoAnswerError(SlurmError):
     """A command gave no answer in time: what it was to do may have been done, or not."""
 
 
+_PING = "check that slurmctld is up with `scontrol ping`, then try again"
+_SILENT = re.compile(r"timed out|Unable to contact|Connection refused|communicat", re.IGNORECASE)
 TIMEOUT_S = 30.0  # Slurm's own MessageTimeout is 10 s by default, 60 s on ParallelCluster
 
 
@@ -59,9 +62,16 @@ def run(
     except subprocess.TimeoutExpired:
         raise NoAnswerError(
             f"`{' '.join(argv)}` gave no answer in {timeout:g} s",
-            fix="check that slurmctld is up with `scontrol ping`, then try again",
+            fix=_PING,
         ) from None
-    if check and done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise SlurmError(f"`{' '.join(argv)}` exited with {done.returncode} and said: {said}")
-    return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+    completed = Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+    if check and completed.code != 0:
+        raise failed(completed)
+    return completed
+
+
+def failed(done: Completed) -> SlurmError:
+    """Return the error for a command that ended with another code than 0, with what Slurm said."""
+    said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+    fix = _PING if _SILENT.search(said) else None
+    return SlurmError(f"`{' '.join(done.argv)}` exited with {done.code} and said: {said}", fix=fix)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pctool.errors import SlurmError
-from pctool.slurm.command import TIMEOUT_S, Completed, run
+from pctool.slurm.command import TIMEOUT_S, Completed, failed, run
 from pctool.slurm.parse import (
     QUEUE_FORMAT,
     JobInfo,
@@ -153,5 +153,4 @@ def _raise_unless_gone(done: Completed) -> None:
     said = f"{done.stderr}\n{done.stdout}"
     if any(phrase in said for phrase in _GONE):
         return
-    last = (said.strip() or "nothing").splitlines()[-1]
-    raise SlurmError(f"`{' '.join(done.argv)}` exited with {done.code} and said: {last}")
+    raise failed(done)
