@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,11 @@ from pctool.units import parse_signal
 
 Say = Callable[[str], None]
 COMPARE_TIMEOUT_S = 300.0
+# A scenario that takes longer hangs: its processes' part, Slurm's part (several times SlurmdTimeout, the wait after a
+# requeue and a replaced node's boot, all scaled), and what the job itself needs.
+LIMIT_S = 480.0
+SLURM_LIMIT_S = 2400.0
+BASELINE_LIMIT_S = 12 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +102,10 @@ def run_baseline(rehearsal: Rehearsal) -> Baseline:
                 spec=spec,
                 run=run,
                 job_id=job.job_id,
-                baseline=Baseline(run=run, steps=0, every=0),
+                baseline=Baseline(run=run, steps=0, every=0, seconds=0.0),
                 scale=rehearsal.scale,
                 watcher=watcher,
+                until=time.monotonic() + BASELINE_LIMIT_S,
             )
             info = stage.wait_end()
     events = Ledger(run.ledger).read()
@@ -142,7 +149,9 @@ def _baseline(run: RunDir, events: Sequence[Event]) -> Baseline:
             where=str(run.path),
             fix="let it run at least 20 steps and save every few of them (Run(..., every=...))",
         )
-    return Baseline(run=run, steps=steps, every=every)
+    began, ended = find(events, "claim"), find(events, "decided")
+    seconds = ended.time - began.time if began and ended else 0.0
+    return Baseline(run=run, steps=steps, every=every, seconds=seconds)
 
 
 def run_scenario(rehearsal: Rehearsal, scenario: Scenario, baseline: Baseline, *, name: str | None = None) -> Verdict:
@@ -168,6 +177,7 @@ def run_scenario(rehearsal: Rehearsal, scenario: Scenario, baseline: Baseline, *
                 baseline=baseline,
                 scale=rehearsal.scale,
                 watcher=watcher,
+                until=time.monotonic() + LIMIT_S + SLURM_LIMIT_S * rehearsal.scale + 4 * baseline.seconds,
                 fault_folder=rehearsal.folder / f"{name}.fault",
             )
             problems = _play(stage, scenario)

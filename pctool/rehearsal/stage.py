@@ -31,6 +31,7 @@ class Baseline:
     run: RunDir
     steps: int  # steps done, counted from 0
     every: int  # steps between checkpoints, as committed
+    seconds: float  # from its claim to its end
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Stage:
     baseline: Baseline
     scale: float
     watcher: Watcher
+    until: float  # monotonic; a job that is not over by then hangs
     fault_folder: Path | None = None  # where an exception was prepared
     ended: dict[int, float] = field(default_factory=dict)  # attempt -> when its batch host was killed
     noticed: float | None = None  # when the first notice was given
@@ -100,6 +102,8 @@ class Stage:
                 return info
             if info is None or is_ended(info.state):
                 raise RehearsalError(f"the job ended ({info.state if info else 'unknown'}) while waiting for {what}")
+            if time.monotonic() > self.until:
+                raise RehearsalError(f"the job hangs: {info.state} ({info.reason}) while waiting for {what}")
             time.sleep(JOB_PERIOD_S)
 
     def wait_end(self) -> JobInfo:
@@ -147,6 +151,8 @@ class Stage:
             info = query.show_job(self.job_id)
             if info is None or is_ended(info.state):
                 return f"the job ended ({info.state if info else 'unknown'}) before {what} of attempt {attempt}"
+            if time.monotonic() > self.until:
+                return f"the job hangs: {info.state} ({info.reason}), no {what} of attempt {attempt}"
             return None
 
         return alive
