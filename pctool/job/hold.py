@@ -44,9 +44,14 @@ def hold(run: RunDir, *, job_id: str, rule: str, why: str, attempt: int | None) 
     """Hold this job and return the code to exit with.
 
     Where RequeueExitHold has 86, that exit code holds; else `scontrol requeuehold`, which the job's owner may use.
-    Raises SlurmError if Slurm refuses, or does not answer for two minutes.
+    Where Slurm does not answer for two minutes, the exit code is all that is left. Raises SlurmError if Slurm refuses.
     """
-    _, hold_codes = query.patiently(query.requeue_exit_codes)
+    try:
+        _, hold_codes = query.patiently(query.requeue_exit_codes)
+    except SlurmError as error:
+        # exiting with 86 holds where RequeueExitHold has it; any other way the job is over
+        tell(f"pctool: Slurm could not be asked: {error.what}")
+        hold_codes = frozenset({HOLD})
     if run.ledger.exists():  # one made here would pass for the run's own at the next start
         write_down(run, "held", attempt=attempt, rule=rule, why=why)
     note(run, job_id, f"held: {why}")

@@ -333,6 +333,19 @@ def test_a_full_disk_holds_the_job(
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_silent_slurm_leaves_the_exit_code_to_hold_by(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent() -> None:
+        raise SlurmError("slurmctld is silent")
+
+    monkeypatch.setattr(query, "requeue_exit_codes", silent)
+    monkeypatch.setattr(query, "patiently", lambda call: call())
+    outcome = held(claim_attempt(start(RunDir(tmp_path), restart=1)))
+    assert (outcome.rule, outcome.code, outcome.how) == ("run-missing", 86, "exit-code")
+    assert not any("requeuehold" in argv for argv in slurm.asked)
+
+
 def test_slurm_s_refusal_to_hold_is_an_error(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm.hold_codes = frozenset()
 
