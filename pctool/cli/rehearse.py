@@ -54,6 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="multiply all times of the cluster together: notice, SlurmdTimeout, KillWait, --wait ... (default: 0.25)",
     )
     parser.add_argument("--boot-delay", type=float, default=0.0, metavar="S", help="seconds a new node needs (scaled)")
+    parser.add_argument(
+        "--spare-nodes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="nodes beyond the job's; with none the job waits until a lost node is replaced (default: 0)",
+    )
     parser.add_argument("--rounds", type=int, default=1, help="run the scenarios this many times (default: 1)")
     parser.add_argument("--baseline", metavar="DIR", help="reuse FOLDER/baseline of an earlier rehearsal of this job")
     parser.add_argument("--folder", metavar="DIR", help="keep everything here (default: kept only if a verdict fails)")
@@ -83,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         folder=folder,
         scale=args.time_scale,
         boot_delay=args.boot_delay,
+        spare_nodes=args.spare_nodes,
         install=find_install(Path(args.slurm_root)) if args.slurm_root else find_install(),
         say=lambda line: print(f"rehearse: {line}", file=sys.stderr, flush=True),
     )

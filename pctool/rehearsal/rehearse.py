@@ -56,6 +56,7 @@ class Rehearsal:
     folder: Path
     scale: float = 1.0
     boot_delay: float = 0.0
+    spare_nodes: int = 0  # beyond what the job needs; with none it waits until a lost node is replaced
     install: SlurmInstall | None = None
     say: Say = lambda line: None
 
@@ -295,7 +296,7 @@ def _cluster(rehearsal: Rehearsal) -> Iterator[PrivateCluster]:
     with (
         PrivateCluster.start(
             rehearsal.view,
-            nodes=rehearsal.spec.nodes,
+            nodes=rehearsal.spec.nodes + rehearsal.spare_nodes,
             time_scale=rehearsal.scale,
             boot_delay=rehearsal.boot_delay,
             install=rehearsal.install,

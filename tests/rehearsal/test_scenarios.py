@@ -14,7 +14,8 @@ from pctool.rehearsal.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB, CLUSTER = ROOT / "docs/examples/tinygpt/job.toml", ROOT / "cluster-configs/p5-spot.yaml"
-SHAPE = ("-N", "2", "--ranks-per-node", "2", "--time-scale", "0.1")
+# with spare nodes no restart waits for a new instance, which slurmctld lets a job see in a round of 30 s at any scale
+SHAPE = ("-N", "2", "--ranks-per-node", "2", "--spare-nodes", "2", "--time-scale", "0.1")
 SIDE_BY_SIDE = 2  # a scenario mostly waits for Slurm; more of them would make two cores the bottleneck
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
