@@ -65,7 +65,24 @@ tests() {
         return
     fi
     stage "pytest, without Slurm and torch" pytest -m "not slurm and not torch" "${slow[@]}"
-    [[ $SCOPE == quick ]] || stage "pytest, with Slurm or torch" pytest -m "slurm or torch" "${slow[@]}"
+    [[ $SCOPE == quick ]] && return
+    # rehearsals mostly wait for Slurm, so they run beside the rest; two at a time are what two cores bear
+    local log began=$SECONDS
+    log=$(mktemp)
+    pytest tests/rehearsal "${slow[@]}" >"$log" 2>&1 &
+    REHEARSALS=$!
+    stage "pytest, with Slurm or torch" pytest -m "slurm or torch" --ignore=tests/rehearsal "${slow[@]}"
+    stage "pytest, rehearsals (beside it)" wait_for_rehearsals "$log"
+    SUMMARY+=("$(printf '%-34s %6d s' "  both together" $((SECONDS - began)))")
+}
+
+# shellcheck disable=SC2329 # called through stage
+wait_for_rehearsals() { # wait_for_rehearsals LOG
+    local code=0
+    wait "$REHEARSALS" || code=$?
+    cat "$1"
+    rm -f "$1"
+    return "$code"
 }
 
 prepare dev

@@ -34,7 +34,7 @@ LIMIT_S = 300.0  # a bound for the whole job, some 60 s long here; not a figure 
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.root]
 
-LONG_RUN = ("--steps", "400", "--every", "50")
+LONG_RUN = ("--steps", "300", "--every", "50")
 
 
 class Job:
@@ -65,7 +65,7 @@ class Job:
         """Submit the example as the user and return the job id."""
         example = ROOT / "docs/examples/tinygpt"
         shutil.copy(example / "train.py", self.home)
-        flags = ("-N", "4", "-p", "p5spot", "--gpus-per-node", "8", "--ranks-per-node", "1", "--wait", "12")
+        flags = ("-N", "4", "-p", "p5spot", "--gpus-per-node", "8", "--ranks-per-node", "1", "--srun-wait", "12")
         printed = self.as_user(
             self.python, "-m", "pctool", "submit", "--parsable", "--run-dir", str(self.run.path), *flags,
             "--", str(self.home / "train.py"), *LONG_RUN,

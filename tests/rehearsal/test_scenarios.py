@@ -18,7 +18,8 @@ JOB, CLUSTER = ROOT / "docs/examples/tinygpt/job.toml", ROOT / "cluster-configs/
 SHAPE = ("-N", "2", "--ranks-per-node", "2", "--spare-nodes", "2", "--time-scale", "0.1")
 SIDE_BY_SIDE = 2  # a scenario mostly waits for Slurm; more of them would make two cores the bottleneck
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch]
+# the fixture runs them all; a scenario that hangs is ended by its own limit
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(2400)]
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
