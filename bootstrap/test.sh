@@ -40,7 +40,7 @@ stage() { # stage NAME COMMAND...: go on after a failure, so that one run tells 
     SUMMARY+=("$(printf '%-34s %6d s  %s' "$name" $((SECONDS - began)) "$( ((code)) && echo "failed ($code)" || echo ok)")")
 }
 
-# shellcheck disable=SC2329 # called through stage
+# shellcheck disable=SC2317,SC2329 # called through stage
 typecheck() {
     local file code=0
     mypy || code=1
@@ -76,7 +76,7 @@ tests() {
     SUMMARY+=("$(printf '%-34s %6d s' "  both together" $((SECONDS - began)))")
 }
 
-# shellcheck disable=SC2329 # called through stage
+# shellcheck disable=SC2317,SC2329 # called through stage
 wait_for_rehearsals() { # wait_for_rehearsals LOG
     local code=0
     wait "$REHEARSALS" || code=$?
