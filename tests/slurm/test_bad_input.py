@@ -24,6 +24,8 @@ from pctool.spec.job import JobSpec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
 
+LIMIT_S = 60.0  # only a job that does not end takes so long
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster]:
@@ -45,7 +47,10 @@ def spec(folder: Path, script: str, *, nodes: int = 1, python: str | None = None
 
 def ended(job: SubmittedJob) -> tuple[int | str | None, str]:
     """Wait, and return the job's exit code and its output."""
-    job.wait()
+    end = time.monotonic() + LIMIT_S
+    while not job.done():
+        assert time.monotonic() < end, f"job {job.job_id} is {job.state}: requeued or held, perhaps"
+        time.sleep(0.2)
     info = query.show_job(job.job_id)
     assert info is not None
     return info.exit_code, job.stdout() or ""
@@ -109,7 +114,7 @@ def test_a_job_that_finds_its_run_in_use_leaves_the_other_alone(cluster: Private
     job = spec(tmp_path, wait)
     first = submit(job)
     run = RunDir(Path(first.run_dir))
-    end = time.monotonic() + 60
+    end = time.monotonic() + LIMIT_S
     while not run.attempt_numbers():
         assert time.monotonic() < end, "the first job never claimed its attempt"
         time.sleep(0.05)
