@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import CONFIG, wait_for
+from private_harness import CONFIG, wait_for
 
 from pctool.slurm.private import PrivateCluster
 
 if TYPE_CHECKING:
-    from conftest import Shell
+    from private_harness import Shell
 
 pytestmark = pytest.mark.slurm
 

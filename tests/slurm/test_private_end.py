@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import CONFIG, StartCluster, wait_for
+from private_harness import CONFIG, StartCluster, wait_for
 
 from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.slurm.private import PrivateCluster, proc
 
 if TYPE_CHECKING:
-    from conftest import Shell
+    from private_harness import Shell
 
 pytestmark = pytest.mark.slurm
 

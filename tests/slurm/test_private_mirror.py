@@ -13,7 +13,7 @@ from pctool.cluster.view import load_view
 from pctool.slurm.private import PrivateCluster
 
 if TYPE_CHECKING:
-    from conftest import Shell
+    from private_harness import Shell
 
 pytestmark = pytest.mark.slurm
 

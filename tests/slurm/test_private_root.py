@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import CONFIG
+from private_harness import CONFIG
 
 from pctool.cluster.view import load_view
 from pctool.errors import UsageError
@@ -17,7 +17,7 @@ from pctool.slurm.install import SlurmInstall, find_install, install_in, resolve
 from pctool.slurm.private import PrivateCluster
 
 if TYPE_CHECKING:
-    from conftest import Shell
+    from private_harness import Shell
 
 pytestmark = pytest.mark.slurm
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPT, Trainer, finish
+from trainer_harness import SCRIPT, Trainer, finish
 
 from pctool.checkpoint.compare import compare
 from pctool.checkpoint.manifest import verify

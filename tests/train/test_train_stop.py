@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from conftest import Trainer, finish
+from trainer_harness import Trainer, finish
 
 from pctool.run.page import Outcome
 
