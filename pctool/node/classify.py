@@ -75,8 +75,12 @@ def classify(code: int, tail: str) -> Verdict:
     chain = exceptions or ([line for line in lines if _ABORT.search(line)] if code < 0 else [])
     if not chain and code < 0 and any(_TEARDOWN in line for line in lines[-5:]):
         return Verdict(False, _TEARDOWN, killed=True, teardown=True)
+    if not chain and code < 0:
+        return Verdict(False, _signal_reason(-code), killed=True)
     if not chain:
-        return Verdict(False, _signal_reason(-code) if code < 0 else f"exit code {code}", killed=code < 0)
+        # a SyntaxError of the script itself and argparse's errors come without a traceback
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return Verdict(False, _short(f"exit code {code}: {last}") if last else f"exit code {code}")
     program = next((text for text in reversed(chain) if _PROGRAM.search(text)), None)
     if program is not None:
         return Verdict(False, _short(program), killed=not exceptions)

@@ -49,6 +49,7 @@ def arguments(plan: RankPlan, *, address: str, port: int, run_id: str) -> list[s
         f"--master-port={port}",
         f"--rdzv-id={run_id}",
         "--max-restarts=0",
+        "--",  # else torchrun takes a script's flag for a prefix of one of its own (--log, --local, --s)
         rank.__file__,
         str(plan.logs),
         *plan.script,
@@ -122,14 +123,22 @@ def judge(plan: RankPlan, try_: int, code: int, report: Mapping[str, Any]) -> Ra
         return RanksEnd(try_=try_, kind="bind-failed", code=1, why=message[:300])
     if kind:
         verdict = classify_agent(kind, message)
-        why = f"torchrun: {verdict.reason}"
+        why = f"torchrun: {verdict.reason}{_last_words(plan)}"
         if verdict.communication:
             return RanksEnd(try_=try_, kind="rendezvous", code=1, why=why, communication=True)
         terminated = kind == "SignalException"  # torchrun got a SIGTERM
         code = 128 + signal.SIGTERM if terminated else 1
         return RanksEnd(try_=try_, kind="failed", code=code, why=why, killed=terminated)
-    why = f"torchrun ended with {code} and without a report"
+    why = f"torchrun ended with {code} and without a report{_last_words(plan)}"
     return RanksEnd(try_=try_, kind="failed", code=_shell_code(code), why=why, killed=code < 0)
+
+
+def _last_words(plan: RankPlan) -> str:
+    """Return the last line of torchrun's own log, where its own errors are, as a tail of a reason."""
+    log = plan.logs / f"torchrun-{plan.node}.log"
+    lines = bounded(functools.partial(read_tail, log), _READ_S, "").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f" ({log.name}: {last[:200]})" if last else ""
 
 
 def _judge_ranks(plan: RankPlan, try_: int, failures: list[dict[str, int]]) -> RanksEnd:

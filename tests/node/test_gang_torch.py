@@ -29,7 +29,7 @@ def reducing(one: Gang, ranks: int) -> None:
 
 def test_two_nodes_of_two_ranks_run_to_the_end(gang: MakeGang) -> None:
     one = gang(nodes=2, per_node=2)
-    start(one, "20")
+    start(one, "20", "--s", "--log", "0.4")  # prefixes of torchrun's own flags
     assert one.codes() == [0, 0], one.story()
     assert one.causes() == ["done", "done"]
     assert one.out(0).count("reduced") == 1

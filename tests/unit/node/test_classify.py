@@ -155,3 +155,9 @@ def test_torchruns_own_ends() -> None:
     assert classify_agent("DistNetworkError", "The client socket has timed out after 60000ms").communication
     assert classify_agent("RendezvousTimeoutError", "").communication
     assert not classify_agent("ValueError", "bad argument").communication
+
+
+def test_a_syntax_error_of_the_script_is_named_though_it_has_no_traceback() -> None:
+    tail = '  File "/fsx/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    verdict = classify(1, tail)
+    assert (verdict.communication, verdict.reason) == (False, "exit code 1: SyntaxError: invalid syntax")
