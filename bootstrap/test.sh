@@ -69,8 +69,11 @@ tests() {
     # rehearsals mostly wait for Slurm, so they run beside the rest; two at a time are what two cores bear
     local log began=$SECONDS
     log=$(mktemp)
-    pytest tests/rehearsal "${slow[@]}" >"$log" 2>&1 &
+    set -m # a process group of its own, which Ctrl-C can be passed on to
+    pytest tests/rehearsal "${slow[@]}" >"$log" 2>&1 </dev/null &
     REHEARSALS=$!
+    set +m
+    trap 'kill -INT -- "-$REHEARSALS" 2>/dev/null; wait "$REHEARSALS"; exit 130' INT TERM
     stage "pytest, with Slurm or torch" pytest -m "slurm or torch" --ignore=tests/rehearsal "${slow[@]}"
     stage "pytest, rehearsals (beside it)" wait_for_rehearsals "$log"
     SUMMARY+=("$(printf '%-34s %6d s' "  both together" $((SECONDS - began)))")
@@ -80,6 +83,7 @@ tests() {
 wait_for_rehearsals() { # wait_for_rehearsals LOG
     local code=0
     wait "$REHEARSALS" || code=$?
+    trap - INT TERM
     cat "$1"
     rm -f "$1"
     return "$code"
