@@ -210,6 +210,12 @@ def is_down(state: str) -> bool:
     return not busy and (base.rstrip("*") == "DOWN" or drained)
 
 
+def is_given_up(state: str) -> bool:
+    """Tell whether slurmctld gave a node up that did not boot within ResumeTimeout."""
+    base, *flags = state.split("+")
+    return base.rstrip("*") == "DOWN" and "POWERED_DOWN" in flags
+
+
 def processes_of(root: int, job: str | None) -> list[int]:
     """Return the pids below a node's init, of one job only where `job` is given (by SLURM_JOB_ID)."""
     below = proc.descendants(root, proc.snapshot())

@@ -14,13 +14,15 @@ from typing import Any, Literal
 from pctool.errors import NotFoundError, SlurmError
 from pctool.slurm.private import conf, machine, proc
 from pctool.slurm.private.config import ClusterConfig
-from pctool.slurm.private.daemons import Daemons, is_down, processes_of
+from pctool.slurm.private.daemons import Daemons, is_down, is_given_up, processes_of
 from pctool.slurm.private.imds_process import ImdsProcess
 from pctool.slurm.private.settings import CLUSTERMGTD_PERIOD_S
 from pctool.slurm.private.timers import Timers
 
 ZONE = "us-east-2a"  # what the fake metadata service says
 NO_CAPACITY = "(Code:InsufficientInstanceCapacity)Failure when resuming nodes"  # slurm_resume's own words
+# slurmctld compares a slurmd's boot time with its own request in whole seconds, and ignores one that looks older
+BOOT_FLOOR_S = 2.0
 GONE = "Node's backing instance has gone"
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 
@@ -149,7 +151,8 @@ class Fleet:
             if node.state != "up":
                 node.state = "booting"
                 node.life += 1
-                self.timers.after(self._scaled(self.boot_delay), partial(self._boot_due, node, node.life))
+                delay = max(self._scaled(self.boot_delay), BOOT_FLOOR_S)
+                self.timers.after(delay, partial(self._boot_due, node, node.life))
 
     def _no_capacity(self, nodes: list[Node]) -> None:
         """Set all nodes of one resume call DOWN, as slurm_resume does with all-or-nothing; clustermgtd resets them."""
@@ -190,6 +193,10 @@ class Fleet:
             state = states.get(node.name, "")
             if is_down(state) or (node.no_capacity and state.startswith("DOWN")):
                 self._recycle(node)
+            elif is_given_up(state):
+                self._end(node)
+                node.state = "off"
+                self.daemons.update_node(node.name, "RESUME")
 
     def _set_down(self, node: Node, life: int) -> None:
         if node.life == life and node.state == "dead":
