@@ -50,7 +50,7 @@ class Job:
         """Run a command as the user and return what it printed."""
         ids = pwd.getpwnam(USER)
         done = subprocess.run(
-            ["setpriv", f"--reuid={ids.pw_uid}", f"--regid={ids.pw_gid}", "--clear-groups", "--no-new-privs", *argv],
+            ["setpriv", f"--reuid={ids.pw_uid}", f"--regid={ids.pw_gid}", "--clear-groups", "env", *argv],
             env={**self.environ, **self.cluster.env},
             cwd=self.home,
             capture_output=True,
@@ -99,14 +99,14 @@ def interpreter_for(user: str, home: Path) -> tuple[str, dict[str, str]]:
     """Return an interpreter with pctool and torch that `user` can run, and its environment.
 
     The one running the tests may lie in a folder that is closed to others; then the system's of the same version runs
-    with the same packages.
+    with the same packages. `env` stands in between, since setpriv still looks up its program with root's capabilities.
     """
     paths = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
     environ = {"PATH": os.environ["PATH"], "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python, extra in ((sys.executable, {}), (f"/usr/bin/{version}", {"PYTHONPATH": ":".join(paths)})):
         ids = pwd.getpwnam(user)
-        argv = ["setpriv", f"--reuid={ids.pw_uid}", f"--regid={ids.pw_gid}", "--clear-groups", python, "-c"]
+        argv = ["setpriv", f"--reuid={ids.pw_uid}", f"--regid={ids.pw_gid}", "--clear-groups", "env", python, "-c"]
         try:
             done = subprocess.run(
                 [*argv, "import pctool.cli.main, torch, submitit"],
