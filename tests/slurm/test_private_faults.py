@@ -185,10 +185,10 @@ def test_a_dead_node_takes_no_notice(start_cluster: StartCluster) -> None:
 def test_a_node_given_up_at_resume_timeout_can_be_tried_again(
     start_cluster: StartCluster, shell_for: Callable[[PrivateCluster], Shell], tmp_path: Path
 ) -> None:
-    cluster = start_cluster(nodes=1, booted=False, boot_delay=600.0, settings={"ResumeTimeout": "6"})
-    shell = shell_for(cluster)
-    job = shell.submit("#!/bin/bash\necho ran\n", "-N1", folder=tmp_path)
-    wait_for("the node given up", lambda: "ResumeTimeout" in shell("sinfo", "-h", "-N", "-o", "%E"))
-    cluster.boot(delay=0)
-    wait_for("the job on the next instance", lambda: "COMPLETED" in shell("scontrol", "show", "job", job), 120)
-    assert _text(tmp_path / "out") == "ran\n"
+    with start_cluster(nodes=1, booted=False, boot_delay=600.0, settings={"ResumeTimeout": "6"}) as cluster:
+        shell = shell_for(cluster)
+        job = shell.submit("#!/bin/bash\necho ran\n", "-N1", folder=tmp_path)
+        wait_for("the node given up", lambda: "ResumeTimeout" in shell("sinfo", "-h", "-N", "-o", "%E"))
+        cluster.boot(delay=0)
+        wait_for("the job on the next instance", lambda: "COMPLETED" in shell("scontrol", "show", "job", job), 120)
+        assert _text(tmp_path / "out") == "ran\n"
