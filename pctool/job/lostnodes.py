@@ -10,50 +10,61 @@ is well. The wait costs nothing: until then the job cannot start again anyway.
 from __future__ import annotations
 
 import re
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pctool.errors import SlurmError
 from pctool.job.hold import tell
 from pctool.slurm import query
 
 SOUND_SINCE = (24, 11)
-PERIOD_S = 2.0  # one scontrol call a node; Slurm itself looks every SlurmdTimeout / 3
-PING_SHARE = 3  # slurmctld pings its nodes every SlurmdTimeout / 3
-SLACK_S = 30.0  # for a ping's own time-out
+PERIOD_S = 2.0  # one scontrol call and one connection a lost node
+CONNECT_S = 3.0
+SLACK_S = 60.0  # beyond SlurmdTimeout: slurmctld's rounds of pings, and their own time-outs
 
 
 def await_loss(nodes: Iterable[str]) -> None:
-    """Wait until Slurm has found these nodes dead, which ends this process with its job; return if they seem alive.
+    """Wait until Slurm has given up those of the nodes whose slurmd does not answer; that ends this process' job.
 
-    Waits at most SlurmdTimeout and a minute, and not at all where the release is sound or Slurm cannot be asked.
+    Returns at once where they all answer, where the release is sound, or where Slurm cannot be asked; in any case
+    after SlurmdTimeout and a minute.
     """
     names = sorted(nodes)
     try:
         if not names or query.slurm_version() >= SOUND_SINCE:
             return
-        timeout = _seconds(query.config().get("SlurmdTimeout", ""))
-        if timeout:
-            tell(f"pctool decide: waiting for Slurm to give up {', '.join(names)}")
-            _wait(names, timeout)
+        settings = query.config()
+        timeout = _number(settings.get("SlurmdTimeout", ""))
+        silent = [name for name in names if not answers(name, settings)] if timeout else []
+        if silent:
+            tell(f"pctool decide: waiting for Slurm to give up {', '.join(silent)}")
+            _wait(silent, settings, timeout + SLACK_S)
     except SlurmError as error:
         tell(f"pctool decide: not waiting for Slurm: {error}")
 
 
-def _wait(names: list[str], timeout: float) -> None:
-    began = time.monotonic()
-    while (waited := time.monotonic() - began) < timeout + 2 * SLACK_S:
-        suspect = any(_suspect(name) for name in names)
-        if not suspect and waited > timeout / PING_SHARE + SLACK_S:
-            return
-        time.sleep(PERIOD_S)
-
-
-def _suspect(name: str) -> bool:
+def answers(name: str, settings: Mapping[str, str]) -> bool:
+    """Return whether the node's slurmd takes a connection where Slurm itself would look for it."""
     node = query.show_node(name)
-    return node is not None and bool(node.states & {"NOT_RESPONDING", "DOWN"})
+    if node is None:
+        return False
+    port = _number(node.fields.get("Port", "")) or _number(settings.get("SlurmdPort", ""))
+    try:
+        with socket.create_connection((node.addr, int(port)), CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
-def _seconds(text: str) -> float:
+def _wait(names: list[str], settings: Mapping[str, str], seconds: float) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        time.sleep(PERIOD_S)
+        if all(answers(name, settings) for name in names):
+            return  # a slurmd that was only restarted
+
+
+def _number(text: str) -> float:
     match = re.match(r"\d+", text)
     return float(match[0]) if match else 0.0
