@@ -33,7 +33,9 @@ INSIDE = "Used by the batch script and on the nodes"
 
 VERBS: dict[str, Verb] = {
     "render": Verb("pctool.cli.render", SUBMIT, "print the batch script of a job", "pctool render job.toml"),
-    "submit": Verb("pctool.cli.submit", SUBMIT, "submit a job", "pctool submit -N 4 -p p5spot -- train.py --lr 3e-4"),
+    "submit": Verb(
+        "pctool.cli.submit", SUBMIT, "submit a job", "pctool submit -N 4 --gpus-per-node 8 -p p5spot -- train.py"
+    ),
     "status": Verb("pctool.cli.status", FOLLOW, "attempt, step, newest checkpoint, next requeue", "pctool status 1234"),
     "logs": Verb("pctool.cli.logs", FOLLOW, "the log of rank 0, across attempts", "pctool logs -f 1234"),
     "attempts": Verb("pctool.cli.attempts", FOLLOW, "what happened in each attempt", "pctool attempts 1234"),

@@ -44,6 +44,7 @@ class Decision:
     why: str
     requeue: bool
     missing: tuple[str, ...] = ()  # nodes that left no record
+    saved: bool = False  # a stop was saved
 
 
 def decide(
@@ -102,7 +103,7 @@ def _stopped(
     if not may_requeue:
         why = f"{why}; the job may not be requeued, so it is not complete"
         return Decision(code=NOT_COMPLETE, cause="stop", why=why, requeue=False)
-    return Decision(code=REQUEUE, cause="stop", why=why, requeue=True, missing=tuple(missing))
+    return Decision(code=REQUEUE, cause="stop", why=why, requeue=True, missing=tuple(missing), saved=saved)
 
 
 def _lost(records: Sequence[NodeExit], missing: Sequence[str], may_requeue: bool) -> Decision:
@@ -238,6 +239,7 @@ def _write(ending: Ending, verdict: Verdict) -> Verdict:
         cause=decision.cause,
         why=decision.why,
         requeue=verdict.means,
+        saved=decision.saved,
         srun_code=ending.srun_code,
     )
     return verdict

@@ -13,7 +13,7 @@ from pctool.job.heartbeat import SILENT_S, last_sign_of_life
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
 from pctool.run.records import read_claim
-from pctool.slurm.states import Phase, phase
+from pctool.slurm.states import Phase, is_ended, phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def _complete_at(found: Found, step: int, store: str | None) -> str:
 
 
 def _how(found: Found) -> str:
-    if found.job is None:
+    if found.job is None or is_ended(found.job.state):
         return f"submit the job again with --run-dir {found.run.path}"
     if found.job.held:
         return f"let it start with `scontrol release {found.job.label}`"

@@ -18,6 +18,7 @@ MAX_STEP_BACKS = 20
 class _Attempt:
     resumed: int = -1
     progress: bool = False
+    ours: bool = False  # the script uses pctool.train, so its checkpoints are in the ledger
     step_back: bool = False
 
 
@@ -57,6 +58,7 @@ def why_stalled(stall: Stall, max_stalled: int) -> str | None:
 
 def _note(attempt: _Attempt, event: Event) -> None:
     step = event.fields.get("step")
+    attempt.ours |= event.event in {"fresh", "resumed"}
     if event.event == "resumed":
         attempt.resumed = int(step) if step is not None else -1
     elif event.event == "step-back":
@@ -68,7 +70,9 @@ def _note(attempt: _Attempt, event: Event) -> None:
         parsed = parse_checkpoint_name(str(event.fields.get("name", "")))
         attempt.progress |= parsed is not None and parsed[0] == event.attempt and parsed[1] > attempt.resumed
     elif event.event == "decided":
-        attempt.progress |= event.fields.get("cause") == "done"
+        # a script that saves by itself tells only that it followed the stop
+        followed = event.fields.get("cause") == "stop" and bool(event.fields.get("saved")) and not attempt.ours
+        attempt.progress |= event.fields.get("cause") == "done" or followed
 
 
 def _count(newest_first: Iterable[_Attempt]) -> Stall:

@@ -22,7 +22,7 @@ from pctool.run.layout import RunDir, write_atomic
 from pctool.run.ledger import Ledger
 from pctool.run.records import read_claim
 from pctool.slurm import query
-from pctool.slurm.states import is_ended
+from pctool.slurm.states import Phase, is_ended, phase
 from pctool.slurm.view import live_view
 from pctool.spec.cluster import ClusterView
 from pctool.spec.job import JobSpec
@@ -96,8 +96,12 @@ def refuse_run_in_use(spec: JobSpec) -> None:
             raise RunInUseError(
                 f"job {job_id} ({state}) works in this run directory",
                 where=str(owners[job_id]),
-                fix=f"wait for it, end it with `pctool stop {job_id}`, or give this job another run-dir",
+                fix=f"wait for it, end it with `{_how_to_end(job_id, state)}`, or give this job another run-dir",
             )
+
+
+def _how_to_end(job_id: str, state: str) -> str:
+    return f"pctool stop {job_id}" if phase(state) is Phase.RUNNING else f"scancel {job_id}"
 
 
 def _owners(run: RunDir) -> Iterator[str]:

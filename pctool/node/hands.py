@@ -43,6 +43,7 @@ class Hands:
         self._torchrun: Torchrun | None = None
         self._follower: Follower | None = None
         self._kill_at: float | None = None
+        self._reached: set[int] = set()  # ranks that got the stop signal
         self.page = Page.create()
         self.instance: str | None = None
 
@@ -101,11 +102,18 @@ class Hands:
 
     def request_stop(self, action: do.RequestStop) -> None:
         """Set the flag, and pass the stop on as a signal where the script wants one."""
-        again = self.page.stop_requested
         self.page.request_stop(reason=action.reason, deadline=action.deadline)
-        if self._config.stop_signal is not None and self._torchrun is not None and not again:
-            reached = self._torchrun.signal_ranks(self._config.stop_signal)
-            self.say(f"{self._config.stop_signal.name} to {reached} rank(s)")
+        self._pass_on_stop()
+
+    def _pass_on_stop(self) -> None:
+        """Send the stop signal to each rank once, as soon as it handles it: before, it would be lost, or deadly."""
+        signum = self._config.stop_signal
+        if signum is None or self._torchrun is None or not self.page.stop_requested:
+            return
+        reached = self._torchrun.signal_ranks(signum, besides=self._reached)
+        if reached:
+            self._reached |= reached
+            self.say(f"{signum.name} to {len(reached)} rank(s)")
 
     def end_ranks(self) -> None:
         """Ask the ranks to end; they are killed if they have not in Timing.kill_s."""
@@ -120,7 +128,8 @@ class Hands:
             self._torchrun.kill()
 
     def tick(self, now: float) -> None:
-        """Kill ranks whose time is over."""
+        """Pass a stop on to ranks that can take it by now; kill ranks whose time is over."""
+        self._pass_on_stop()
         if self._kill_at is not None and now >= self._kill_at:
             self.kill_ranks()
 

@@ -188,7 +188,8 @@ class Member:
             return Record("stop", 0, self._stop or "", saved=_STOPPED[end.outcome])
         if end.kind == "ok" or (end.teardown and self._expected(end)):
             stopped = self._stop is not None and self._stop_signal and end.outcome != Outcome.DONE
-            return Record("stop" if stopped else "done", 0, (self._stop or "") if stopped else "", saved=False)
+            # a script of its own that exits 0 after the signal has saved, as far as anybody can tell
+            return Record("stop" if stopped else "done", 0, (self._stop or "") if stopped else "", saved=stopped)
         if self._signalled is not None:
             return self._killed_record()
         if self._known is not None and (self._ending is not None or end.communication or end.killed):

@@ -38,6 +38,16 @@ def has_environment(pid: int, name: str) -> bool:
     return any(entry.startswith(name.encode() + b"=") for entry in environ.split(b"\0"))
 
 
+def handles(pid: int, signum: signal.Signals) -> bool:
+    """Return whether a process has a handler of its own for a signal (SigCgt in /proc/PID/status)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
 def send(pids: list[int], signum: signal.Signals) -> None:
     """Send a signal to each; those that are gone are passed by."""
     for pid in pids:

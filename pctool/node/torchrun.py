@@ -88,11 +88,14 @@ class Torchrun:
         """Return the rank processes: torchrun's children that it gave a LOCAL_RANK."""
         return [pid for pid in procs.children(self.pid) if procs.has_environment(pid, "LOCAL_RANK")]
 
-    def signal_ranks(self, signum: signal.Signals) -> int:
-        """Send a signal to the rank processes alone, never to torchrun or a group; return to how many."""
-        ranks = self.ranks()
+    def signal_ranks(self, signum: signal.Signals, *, besides: set[int]) -> set[int]:
+        """Send a signal to the ranks that have a handler for it; return which.
+
+        Never to torchrun or a group, nor to those `besides`.
+        """
+        ranks = [pid for pid in self.ranks() if pid not in besides and procs.handles(pid, signum)]
         procs.send(ranks, signum)
-        return len(ranks)
+        return set(ranks)
 
     def terminate(self) -> None:
         """Ask ranks and torchrun to end."""

@@ -29,7 +29,7 @@ class Baseline:
     """The uninterrupted run that every scenario is compared with."""
 
     run: RunDir
-    steps: int  # steps done, counted from 0
+    steps: int  # the last step, counted from 1
     every: int  # steps between checkpoints, as committed
     seconds: float  # from its claim to its end
 

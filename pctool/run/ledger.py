@@ -38,7 +38,7 @@ EVENTS = {
     "pruned": "a checkpoint was removed: name",
     "node-exit": "how a launch ended: node, cause, code",
     "peer-lost": "a launch's connection is gone: node",
-    "decided": "decide's verdict: code, cause, why, requeue (exit-code | scontrol | none)",
+    "decided": "decide's verdict: code, cause, why, saved, requeue (exit-code | scontrol | none)",
     "accepted": "the owner accepted resuming from another checkpoint: step, name (null: a new start)",
 }
 

@@ -198,7 +198,8 @@ def test_requeue_by_exit_code(run: RunDir, slurm: Callable[..., list[str]]) -> N
     found = conclude(ending(run, srun_code=1))
     assert (found.decision.code, found.means, requeued) == (REQUEUE, "exit-code", [])
     assert last_event(run) == {
-        "code": REQUEUE, "cause": "stop", "why": found.decision.why, "requeue": "exit-code", "srun_code": 1,
+        "code": REQUEUE, "cause": "stop", "why": found.decision.why, "saved": found.decision.saved,
+        "requeue": "exit-code", "srun_code": 1,
     }  # fmt: skip
 
 

@@ -73,3 +73,10 @@ NAMES = st.sampled_from(["claim", "step-back", "held", "resumed", "committed", "
 def test_a_hold_at_the_end_always_resets(history: list[tuple[int, str]]) -> None:
     events = [event(number, name, step=1) for number, name in history]
     assert count_stalled([*events, event(5, "held")]) == Stall(stalled=0, step_backs=0)
+
+
+def test_a_script_that_saves_by_itself_makes_progress_by_following_a_stop() -> None:
+    stopped = event(0, "decided", cause="stop", saved=True)
+    assert count_stalled([*claims(0), stopped]).stalled == 0
+    assert count_stalled([*claims(0), event(0, "decided", cause="stop", saved=False)]).stalled == 1
+    assert count_stalled([*claims(0), event(0, "fresh"), stopped]).stalled == 1  # ours would have a checkpoint

@@ -54,7 +54,7 @@ def has(actions: list[Action], kind: type[Action]) -> bool:
         (True, False, Outcome.STOPPED_UNSAVED, ("stop", 0, False)),
         (True, False, Outcome.DONE, ("done", 0, False)),  # it finished before it saw the stop
         (True, False, Outcome.NONE, ("done", 0, False)),  # it never looked, and finished
-        (True, True, Outcome.NONE, ("stop", 0, False)),  # it got the signal
+        (True, True, Outcome.NONE, ("stop", 0, True)),  # it got the signal
         (False, True, Outcome.NONE, ("done", 0, False)),
     ],
 )
@@ -88,7 +88,7 @@ def test_an_abort_in_teardown_of_a_finished_run_is_no_failure() -> None:
     assert recorded(end(member(), "failed", outcome=Outcome.DONE, **aborted)) == ("done", 0, False)
     one = member(stop_signal=True)
     one.said(STOP, 0.0)
-    assert recorded(end(one, "failed", **aborted)) == ("stop", 0, False)
+    assert recorded(end(one, "failed", **aborted)) == ("stop", 0, True)
     assert recorded(end(member(), "failed", **aborted)) == ("signal", 134, False)  # it may have had any exit code
 
 
