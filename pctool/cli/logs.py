@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
+
+from pctool.errors import SlurmError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +25,26 @@ def run(args: argparse.Namespace) -> int:
 
     found = find_run(args.job, jobs=jobs_file(os.environ))
     if args.follow:
-        pieces = follow(found.run, rank=args.rank, alive=lambda: is_alive(found), last=args.lines)
+        silent = _silent(str(found.run.path))
+        pieces = follow(found.run, rank=args.rank, alive=lambda: is_alive(found, silent), last=args.lines)
     else:
         pieces = read_logs(found.run, rank=args.rank, last=args.lines)
     for piece in pieces:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
     return 0
+
+
+def _silent(run: str) -> Callable[[SlurmError], None]:
+    """Return what says once that Slurm does not answer while a log is followed."""
+    told: list[SlurmError] = []
+
+    def tell(error: SlurmError) -> None:
+        if not told:
+            print(
+                f"pctool logs: still watching {run} (Ctrl-C ends); whether the job lives is unknown: {error}",
+                file=sys.stderr,
+            )
+        told.append(error)
+
+    return tell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,14 +56,19 @@ def find_run(target: str, *, jobs: Path) -> Found:
     return _by_path(Path(target).absolute())
 
 
-def is_alive(found: Found) -> bool:
-    """Ask Slurm whether the run's newest job may still run, now or after a requeue. Silence counts as alive."""
+def is_alive(found: Found, silent: Callable[[SlurmError], None] | None = None) -> bool:
+    """Ask Slurm whether the run's newest job may still run, now or after a requeue.
+
+    Silence counts as alive, and is told to `silent`.
+    """
     job_id = last_job_id(found.run) or found.job_id
     if job_id is None:
         return False
     try:
         state = query.job_states([job_id]).get(job_id)
-    except SlurmError:
+    except SlurmError as error:
+        if silent is not None:
+            silent(error)
         return True
     return state is not None and not is_ended(state)
 

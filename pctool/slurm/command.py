@@ -15,6 +15,11 @@ class NoAnswerError(SlurmError):
 
 
 _PING = "check that slurmctld is up with `scontrol ping`, then try again"
+_NO_CLUSTER = re.compile(r"configuration source|Unable to open.*slurm\.conf|stat.*slurm\.conf", re.IGNORECASE)
+_NO_CLUSTER_FIX = (
+    "there is no Slurm cluster here: go to the head node or a login node, or `export SLURM_CONF=...` "
+    "(`pctool local status` shows that of a private one)"
+)
 _SILENT = re.compile(r"timed out|Unable to contact|Connection refused|communicat", re.IGNORECASE)
 TIMEOUT_S = 30.0  # Slurm's own MessageTimeout is 10 s by default, 60 s on ParallelCluster
 
@@ -73,5 +78,5 @@ def run(
 def failed(done: Completed) -> SlurmError:
     """Return the error for a command that ended with another code than 0, with what Slurm said."""
     said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-    fix = _PING if _SILENT.search(said) else None
+    fix = _NO_CLUSTER_FIX if _NO_CLUSTER.search(done.stderr) else _PING if _SILENT.search(said) else None
     return SlurmError(f"`{' '.join(done.argv)}` exited with {done.code} and said: {said}", fix=fix)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pctool.errors import SlurmError
+from pctool.slurm.command import Completed, failed
 from pctool.slurm.comment import format_comment, parse_comment
 from pctool.slurm.parse import (
     parse_config,
@@ -155,3 +156,10 @@ def test_a_comment_of_someone_else(text: str | None) -> None:
 def test_a_plain_path_is_written_as_it_is() -> None:
     assert format_comment("/fsx/ada/run-1") == "pctool:/fsx/ada/run-1"
     assert format_comment("/fsx/my run", "held: x") == "pctool:/fsx/my%20run held: x"
+
+
+def test_a_command_without_a_cluster_says_where_there_is_one() -> None:
+    said = "sinfo: error: resolve_ctls_from_dns_srv: ...\nsinfo: fatal: Could not establish a configuration source\n"
+    error = failed(Completed(("sinfo",), 1, "", said))
+    assert error.fix is not None
+    assert "SLURM_CONF" in error.fix
