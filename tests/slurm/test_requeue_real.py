@@ -94,7 +94,8 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     codes = ("85", "86") if means == "exit-code" else ("98", "99")
     settings = dict(zip(("RequeueExit", "RequeueExitHold"), codes, strict=True))
     view = load_view(resource("cluster-configs/p5-spot.yaml"))
-    start = PrivateCluster.start(view, nodes=3, time_scale=0.1, settings=settings)
+    # nodes that stand idle between the tests are not to be powered down: 10 min, scaled, are shorter than a test may take
+    start = PrivateCluster.start(view, nodes=3, time_scale=0.1, settings={**settings, "SuspendTime": "3600"})
     with start as cluster, pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.env.items():
             patch.setenv(name, value)
@@ -137,7 +138,7 @@ def submit(site: Site, tmp_path: Path) -> Iterator[Submit]:
         wait_for(lambda job_id=job_id: state(job_id) in {None, "CANCELLED", "COMPLETED", "FAILED"})  # type: ignore[misc]
 
 
-def wait_for(true: Callable[[], Any], seconds: float = 90.0) -> Any:
+def wait_for(true: Callable[[], Any], seconds: float = 240.0) -> Any:
     """Return what `true` returns as soon as it is true; fail after a long time."""
     deadline = time.monotonic() + seconds
     while not (found := true()):

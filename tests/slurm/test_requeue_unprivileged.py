@@ -56,7 +56,8 @@ def means(request: pytest.FixtureRequest) -> Iterator[str]:
     codes = ("85", "86") if request.param == "exit-code" else ("98", "99")
     settings = dict(zip(("RequeueExit", "RequeueExitHold"), codes, strict=True))
     view = load_view(resource("cluster-configs/p5-spot.yaml"))
-    start = PrivateCluster.start(view, nodes=1, time_scale=0.1, settings=settings)
+    # nodes that stand idle between the tests are not to be powered down: 10 min, scaled, are shorter than a test may take
+    start = PrivateCluster.start(view, nodes=1, time_scale=0.1, settings={**settings, "SuspendTime": "3600"})
     with start as cluster, pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.env.items():
             patch.setenv(name, value)
@@ -74,7 +75,7 @@ def ours() -> tuple[str, ...]:
     pytest.skip("neither this interpreter nor the system's can run this checkout as another user")
 
 
-def wait_for(true: Callable[[], Any], seconds: float = 90.0) -> Any:
+def wait_for(true: Callable[[], Any], seconds: float = 240.0) -> Any:
     """Return what `true` returns as soon as it is true; fail after a long time."""
     deadline = time.monotonic() + seconds
     while not (found := true()):
