@@ -56,7 +56,7 @@ def means(request: pytest.FixtureRequest) -> Iterator[str]:
     codes = ("85", "86") if request.param == "exit-code" else ("98", "99")
     settings = dict(zip(("RequeueExit", "RequeueExitHold"), codes, strict=True))
     view = load_view(resource("cluster-configs/p5-spot.yaml"))
-    # nodes that stand idle between the tests are not to be powered down: 10 min, scaled, are shorter than a test may take
+    # nodes idle between two tests stay up: 10 min, scaled, are shorter than a test may take
     start = PrivateCluster.start(view, nodes=1, time_scale=0.1, settings={**settings, "SuspendTime": "3600"})
     with start as cluster, pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.env.items():

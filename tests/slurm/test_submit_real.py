@@ -60,7 +60,7 @@ esac
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster]:
     view = load_view(resource("cluster-configs/p5-spot.yaml"))
-    # nodes that stand idle between the tests are not to be powered down: 10 min, scaled, are shorter than a test may take
+    # nodes idle between two tests stay up: 10 min, scaled, are shorter than a test may take
     start = PrivateCluster.start(view, nodes=2, time_scale=0.1, settings={"SuspendTime": "3600"})
     with start as running, pytest.MonkeyPatch.context() as patch:
         for name, value in running.env.items():
