@@ -22,6 +22,11 @@ from pctool.slurm.states import Phase, phase
 WATCH_S = 3.0
 DEFAULT_CRED_EXPIRE_S = 120  # man slurm.conf, AuthInfo
 _SLACK_S = 60  # clocks, and the seconds between the requeue and the first look
+# A slurmd refuses a credential as old as the end of the attempt before, in whole seconds of slurmctld's clock, and the
+# job then fails for good ("Job credential revoked", seen on 22.05.8). So a start in the second of the requeue is ruled
+# out, by waiting on our own clock: the clocks of two machines need not agree, except on what is a minute ago.
+_REVOKED_S = 1.1
+_SURELY_OVER_S = 60
 # Slurm says NonZeroExitCode until its next scheduling pass and BeginTime from then on (seen on 22.05.8)
 _WAITS = frozenset({"BeginTime", "NonZeroExitCode"})
 
@@ -57,7 +62,8 @@ def nudge(jobs: Sequence[str] = (), *, done: Container[tuple[str, int]] = ()) ->
     """Nudge these jobs (none named: all of the caller's) once and return what was done.
 
     `done` are restarts, (job id, restart count), that were nudged before: each nudge sends a job back to the end of
-    the scheduler's pass, so that nudging without end keeps it from starting at all (seen on 22.05.8).
+    the scheduler's pass, so that nudging without end keeps it from starting at all (seen on 22.05.8). Takes a second
+    more for a job requeued in the last minute.
 
     Raises NotFoundError for a named job that is not there or not one of ours, SlurmError if Slurm does not answer.
     """
@@ -66,8 +72,10 @@ def nudge(jobs: Sequence[str] = (), *, done: Container[tuple[str, int]] = ()) ->
         return []
     limit = longest_wait(query.config())
     now = time.time()
-    due = [job for job in found if is_due(job, now=now, longest_wait_s=limit)]
-    return [_nudge(job, now) for job in due if _restart(job) not in done]
+    due = [job for job in found if _restart(job) not in done and is_due(job, now=now, longest_wait_s=limit)]
+    if any(_just_requeued(job, now) for job in due):
+        time.sleep(_REVOKED_S)
+    return [_nudge(job, now) for job in due]
 
 
 def watch(jobs: Sequence[str] = ()) -> Iterator[Nudge]:
@@ -88,6 +96,10 @@ def watch(jobs: Sequence[str] = ()) -> Iterator[Nudge]:
                 told.add((_restart(one.job), one.error))
                 yield one
         time.sleep(WATCH_S)
+
+
+def _just_requeued(job: JobInfo, now: float) -> bool:
+    return job.submit_time is None or now - job.submit_time < _SURELY_OVER_S
 
 
 def _restart(job: JobInfo) -> tuple[str, int]:

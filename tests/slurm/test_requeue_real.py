@@ -147,14 +147,22 @@ def wait_for(true: Callable[[], Any], seconds: float = 240.0) -> Any:
     return found
 
 
+def ended_or(job_id: str, true: Callable[[JobInfo], Any]) -> JobInfo | None:
+    """Return the job once something is true of it; fail at once when it failed, for that would stay so."""
+    job = query.show_job(job_id)
+    if job and true(job):
+        return job
+    assert not job or job.state != "FAILED", job
+    return None
+
+
 def nudged_until(job_id: str, true: Callable[[JobInfo], Any]) -> JobInfo:
     """Nudge each restart of the job once, as `nudge --watch` does, until something is true of it."""
     nudged: set[tuple[str, int]] = set()
 
     def look() -> JobInfo | None:
         nudged.update((one.job.job_id, one.job.restarts) for one in nudge([job_id], done=nudged))
-        job = query.show_job(job_id)
-        return job if job and true(job) else None
+        return ended_or(job_id, true)
 
     found = wait_for(look)
     assert isinstance(found, JobInfo)

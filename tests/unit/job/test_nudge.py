@@ -20,7 +20,7 @@ NOW = 1_000_000.0
 def job(**changes: Any) -> JobInfo:
     base = {
         "state": "PENDING", "reason": "BeginTime", "restarts": 1, "priority": 5, "comment": "pctool:/r",
-        "eligible_time": NOW + 50,
+        "submit_time": NOW - 90, "eligible_time": NOW + 50,
     }  # fmt: skip
     text = "JobId=7 JobName=x\n UserId=ada(1)\n JobState=PENDING Reason=BeginTime\n"
     parsed = parse_jobs(text)[0]
@@ -78,6 +78,25 @@ def test_only_our_waiting_jobs_are_nudged(asked: list[Sequence[str]]) -> None:
     (done,) = nudge()
     assert (done.job.job_id, done.saved_s, done.error) == ("7", 50, None)
     assert asked == [["scontrol", "update", "JobId=7", "StartTime=now"]]
+
+
+@pytest.mark.parametrize(
+    ("submit_time", "waits"), [(NOW - 90, False), (NOW - 20, True), (NOW, True), (NOW + 40, True), (None, True)]
+)
+def test_the_second_of_the_requeue_is_waited_out(
+    asked: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, submit_time: float | None, waits: bool
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        assert asked == []  # before the nudge, not after
+        slept.append(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: job(submit_time=submit_time))
+    nudge(["7"])
+    assert (sum(slept) > 1) is waits
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("job_id", ["8", "99"])
