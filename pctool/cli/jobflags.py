@@ -1,6 +1,7 @@
 """The flags that describe a job, shared by render, submit and rehearse: sbatch's spelling, and they win over the file.
 
-A verb that uses them says TAKES_COMMAND, so that `args.command` holds what stands behind `--`.
+A verb that uses them says TAKES_COMMAND: `args.command` holds what stands behind `--`, `args.before` what stands before
+it, and `args.unknown` what of that no flag of pctool's is.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def spec_from_args(args: argparse.Namespace) -> JobSpec:
     if args.het_group is not None:
         raise heterogeneous("--het-group")
     job, command = split_words(args.words, args.command)
+    _refuse_mixed(args, [] if args.command else command)
     values = flag_values(args)
     if command:
         values["command"] = tuple(command)
@@ -85,9 +87,29 @@ def split_words(words: list[str], behind: list[str]) -> tuple[str | None, list[s
     """Return the job file, if one is given, and the command. A job file is `-` or ends in .toml."""
     job = words[0] if words and (words[0] == "-" or words[0].endswith(".toml")) else None
     rest = words[1:] if job is not None else words
+    if rest and rest[0].endswith((".yaml", ".yml", ".json")):
+        raise UsageError("this is neither a job file nor a script", where=rest[0], fix="write the job file as TOML")
     if rest and behind:
         raise UsageError(f"{rest[0]!r} stands before `--`", fix="put the whole command behind `--`")
     return job, rest or behind
+
+
+def _refuse_mixed(args: argparse.Namespace, script: list[str]) -> None:
+    """Refuse flags that may be meant for the script: it stands last, or behind `--`.
+
+    sbatch gives what follows the script to the script. To take such a flag for pctool's own would run another job than
+    the user wrote down.
+    """
+    before, unknown = args.before, args.unknown
+    at = before.index(script[0]) if script else len(before)
+    if unknown and before.index(unknown[0]) < at:
+        raise UsageError(f"unknown flag {unknown[0]}", fix="see --help; the script and its own flags stand behind `--`")
+    if script and (unknown or before[-len(script) :] != script):
+        flag = next((word for word in before[at:] if word.startswith("-")), before[-1])
+        raise UsageError(
+            f"{flag} stands behind {script[0]}: is it for the script, or for pctool?",
+            fix=f"put pctool's flags first and the command behind `--`, as in `-N 4 -- {script[0]} --lr 3e-4`",
+        )
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:

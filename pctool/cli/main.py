@@ -89,6 +89,12 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _discard_output()
         return 0
+    except ModuleNotFoundError as error:
+        if (error.name or "pctool").partition(".")[0] == "pctool":
+            raise  # a fault of ours
+        print(f"pctool {name}: the Python package {error.name!r} is not installed in {sys.prefix}", file=sys.stderr)
+        print("  -> install pctool with what it needs: `pip install pctool` there", file=sys.stderr)
+        return UsageError.exit_code
     except OSError as error:
         if error.filename is None:
             raise  # no file of the user's: a fault of ours
@@ -98,6 +104,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _dispatch(name: str, argv: Sequence[str]) -> int:
+    if name == "help" and argv:
+        return _dispatch(argv[0], ["--help"])
     if name in {"", "-h", "--help", "help"}:
         print(overview())
         return 0 if name else 2
@@ -110,7 +118,8 @@ def _dispatch(name: str, argv: Sequence[str]) -> int:
     if not getattr(module, "TAKES_COMMAND", False):
         return int(module.run(parser(name).parse_args(argv)))
     cut = list(argv).index("--") if "--" in argv else len(argv)
-    args = parser(name).parse_args(argv[:cut])
+    args, unknown = parser(name).parse_known_args(argv[:cut])
+    args.before, args.unknown = list(argv[:cut]), unknown
     args.command = list(argv[cut + 1 :])  # argparse cannot tell it from a positional before it
     return int(module.run(args))
 

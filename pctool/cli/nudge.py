@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Nudge once or for ever; a line for each job. Exits 3 if Slurm refused one."""
+    """Nudge once or for ever; a line for each job. Exits 3 if Slurm refused one, 1 if one is better left alone."""
     from pctool.job.nudge import nudge, watch
 
     if args.watch:
@@ -35,7 +36,16 @@ def run(args: argparse.Namespace) -> int:
 def _tell(done: Iterable[Nudge]) -> int:
     code = 0
     for one in done:
-        if one.error is None:
+        if one.doomed is not None:
+            until = time.strftime("%H:%M:%S", time.localtime(one.doomed.until))
+            print(
+                f"{one.job.label}: not nudged: it might get {one.doomed.node} again, "
+                f"which has a spot notice until {until}",
+                file=sys.stderr,
+                flush=True,
+            )
+            code = max(code, 1)
+        elif one.error is None:
             saved = format_duration(one.saved_s)
             print(f"{one.job.label}: starts now instead of in {saved} (restart {one.job.restarts})", flush=True)
         else:

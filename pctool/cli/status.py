@@ -43,13 +43,15 @@ def _print_lines(status: Status) -> None:
     lines = {
         "job": status.job_id or "none",
         "run": status.run_dir,
-        "state": status.state,
+        "state": _state(status),
         "nodes": status.nodes,
         "attempt": "none yet" if status.attempt is None else f"{status.attempt}{_cause(status)}",
+        "why": status.why or "",
         "step": _step(status),
         "checkpoint": _checkpoint(status),
         "next start": _next_start(status),
         "held": status.held or "",
+        "to go on": status.advice or "",
         "note": "\n            ".join(status.notes),
     }
     for name, value in lines.items():
@@ -70,12 +72,16 @@ def _row(status: Status) -> list[str]:
     return [
         status.job_id or "-",
         Path(status.run_dir).name or "-",
-        status.state,
+        _state(status),
         "-" if status.attempt is None else str(status.attempt),
         _step(status) or "-",
         _checkpoint(status),
         "; ".join(note for note in notes if note),
     ]
+
+
+def _state(status: Status) -> str:
+    return f"{status.state} ({status.reason})" if status.reason and status.held is None else status.state
 
 
 def _cause(status: Status) -> str:
@@ -101,5 +107,18 @@ def _next_start(status: Status) -> str:
     if status.next_start is None:
         return ""
     left = status.next_start - time.time()
-    clock = time.strftime("%H:%M:%S", time.localtime(status.next_start))
-    return f"{clock} (in {format_duration(left)}; `pctool nudge` starts it now)" if left > 0 else f"{clock} or soon"
+    start = _clock(status.next_start)
+    if status.doomed is not None:
+        node, until = status.doomed.node, _clock(status.doomed.until)
+        return (
+            f"{start} (it might get {node} again, which has a spot notice until {until}: a nudge would wait for that)"
+        )
+    return (
+        f"{start} (in {format_duration(left)}; `pctool nudge {status.job_id}` starts it now)"
+        if left > 0
+        else f"{start} or soon"
+    )
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -23,6 +23,14 @@ def run(args: argparse.Namespace) -> int:
     stopping = request_stop(found, who=getpass.getuser(), requeue=args.requeue)
     then = "is requeued" if stopping.requeue else "ends"
     print(f"job {stopping.job_id} saves and then {then} (attempt {stopping.attempt})")
+    if stopping.again:
+        print("pctool stop: it was asked before; `pctool status` tells how far it is", file=sys.stderr)
+    if not stopping.follows:
+        print(
+            "pctool stop: its script has not called pctool.train so far and has no --stop-signal; should it never do, "
+            f"it does not follow: `scancel {stopping.job_id}` ends it without a save",
+            file=sys.stderr,
+        )
     if stopping.slow:
         print(
             f"pctool stop: the batch script could not be woken, so this may take a minute: {stopping.slow}",

@@ -94,6 +94,8 @@ def _stopped(
     reason = stop.why if stop else next((record.why for record in records if record.cause == "stop"), "")
     saved = any(record.saved for record in records)
     why = f"stopped ({reason or 'on request'}), {'saved' if saved else 'not saved at the stop'}"
+    if reason.startswith("standing-notice"):
+        why = f"stepped back before the start ({reason})"
     if missing:
         why += f"; no record of {', '.join(missing)}"
     if stop is not None and stop.why == "user" and not (stop.requeue and may_requeue):

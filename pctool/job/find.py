@@ -99,6 +99,12 @@ def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
         why = silent or "Slurm does not know it (any more)"
         raise NotFoundError(f"job {target} is not found: {why}", where=str(jobs), fix="give the run directory itself")
     run = RunDir(Path(_for_task(remembered, target, task)))
+    if not run.path.is_dir():
+        raise NotFoundError(
+            f"the run directory of job {target} is not there (any more); {silent or 'Slurm does not know the job'}",
+            where=str(run.path),
+            fix="give the run directory itself, if it was moved",
+        )
     return Found(run=run, job_id=last_job_id(run) or target, slurm_silent=silent)
 
 
@@ -120,11 +126,14 @@ def works_elsewhere(job_id: str, path: Path) -> bool:
 
 def _is_run(job: JobInfo, path: Path) -> bool:
     """Return whether the job works on this run: job ids are given anew by another cluster."""
+    given = run_of(job)
+    return given is not None and (given.path == path or _same(given.path, path))
+
+
+def run_of(job: JobInfo) -> RunDir | None:
+    """Return the run that the job's comment names; None for a job that is not pctool's."""
     comment = parse_comment(job.comment)
-    if comment is None:
-        return False
-    given = Path(comment.run_dir.replace(_TASK, job.array_task_id or _TASK))
-    return given == path or _same(given, path)
+    return RunDir(Path(comment.run_dir.replace(_TASK, job.array_task_id or _TASK))) if comment else None
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -1,7 +1,8 @@
 """End the wait of one's own requeued jobs: Slurm lets a requeued job start only cred_expire + 1 s later.
 
 The owner of a job may set its start to now once it is pending. Held jobs are never touched, nor is a begin time that
-the user asked for: a job that was never restarted, or one that waits far longer than a requeue makes it wait.
+the user asked for: a job that was never restarted, or one that waits far longer than a requeue makes it wait. A job
+that might get a node with a spot notice again is left alone until the notice is over: it would only step back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pctool.errors import NotFoundError, SlurmError
+from pctool.job.doomed import Doomed, doomed
+from pctool.job.find import run_of
+from pctool.run.ledger import Ledger
 from pctool.slurm import query
 from pctool.slurm.comment import parse_comment
 from pctool.slurm.parse import JobInfo
@@ -33,11 +37,15 @@ _WAITS = frozenset({"BeginTime", "NonZeroExitCode"})
 
 @dataclass(frozen=True, kw_only=True)
 class Nudge:
-    """What was done for one job: `error` is Slurm's refusal, `saved_s` the wait that was left."""
+    """What was done for one job: `saved_s` is the wait that was left.
+
+    `error` is Slurm's refusal, `doomed` the node for which nothing was done.
+    """
 
     job: JobInfo
-    saved_s: float
+    saved_s: float = 0.0
     error: str | None = None
+    doomed: Doomed | None = None
 
 
 def is_due(job: JobInfo, *, now: float, longest_wait_s: float) -> bool:
@@ -73,9 +81,10 @@ def nudge(jobs: Sequence[str] = (), *, done: Container[tuple[str, int]] = ()) ->
     limit = longest_wait(query.config())
     now = time.time()
     due = [job for job in found if _restart(job) not in done and is_due(job, now=now, longest_wait_s=limit)]
-    if any(_just_requeued(job, now) for job in due):
+    waits = {job.job_id: _doomed(job, now) for job in due}
+    if any(_just_requeued(job, now) and not waits[job.job_id] for job in due):
         time.sleep(_REVOKED_S)
-    return [_nudge(job, now) for job in due]
+    return [Nudge(job=job, doomed=node) if (node := waits[job.job_id]) else _nudge(job, now) for job in due]
 
 
 def watch(jobs: Sequence[str] = ()) -> Iterator[Nudge]:
@@ -83,19 +92,27 @@ def watch(jobs: Sequence[str] = ()) -> Iterator[Nudge]:
 
     A silent slurmctld is waited out, a refusal is tried again; a named job that is gone ends the watch.
     """
-    told: set[tuple[tuple[str, int], str | None]] = set()
+    told: set[tuple[tuple[str, int], str | None, Doomed | None]] = set()
     nudged: set[tuple[str, int]] = set()
     while True:
         try:
             found = nudge(jobs, done=nudged)
         except SlurmError:
             found = []
-        nudged |= {_restart(one.job) for one in found if one.error is None}
+        nudged |= {_restart(one.job) for one in found if one.error is None and one.doomed is None}
         for one in found:
-            if (_restart(one.job), one.error) not in told:
-                told.add((_restart(one.job), one.error))
+            if (key := (_restart(one.job), one.error, one.doomed)) not in told:
+                told.add(key)
                 yield one
         time.sleep(WATCH_S)
+
+
+def _doomed(job: JobInfo, now: float) -> Doomed | None:
+    run = run_of(job)
+    try:
+        return doomed(Ledger(run.ledger).read(), now=now) if run else None
+    except OSError:
+        return None  # its own start says what is wrong with the run directory
 
 
 def _just_requeued(job: JobInfo, now: float) -> bool:
@@ -128,5 +145,5 @@ def _nudge(job: JobInfo, now: float) -> Nudge:
     try:
         query.ask(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"])
     except SlurmError as error:
-        return Nudge(job=job, saved_s=0.0, error=error.what)
+        return Nudge(job=job, error=error.what)
     return Nudge(job=job, saved_s=saved)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.job.find import Found
+from pctool.job.runspec import spec_fields
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Event, Ledger
 from pctool.run.records import read_claim
 from pctool.run.stop import StopRequest, read_stop, write_stop
 from pctool.slurm import query
@@ -14,12 +18,28 @@ from pctool.slurm.states import Phase, phase
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """A stop that was asked for. `slow` says why it takes longer to be seen, if it does."""
+    """A stop that was asked for.
+
+    `slow` says why it takes longer to be seen, if it does; `follows` whether the ranks are known to follow a stop, and
+    `again` that one was asked for before.
+    """
 
     job_id: str
     attempt: int
     requeue: bool
     slow: str | None
+    follows: bool
+    again: bool
+
+
+def follows(run: RunDir, attempt: int, events: Iterable[Event]) -> bool:
+    """Return whether the attempt's ranks follow a stop: they use pctool.train, or get it as a signal."""
+    if any(event.attempt == attempt and event.event in {"fresh", "resumed"} for event in events):
+        return True
+    try:
+        return bool(spec_fields(run).get("stop_signal"))
+    except UsageError:
+        return False  # written by another version
 
 
 def request_stop(found: Found, *, who: str, requeue: bool) -> Stopping:
@@ -42,7 +62,14 @@ def request_stop(found: Found, *, who: str, requeue: bool) -> Stopping:
     earlier = read_stop(attempt)
     deadline = earlier.deadline if earlier else 0.0  # of a notice that is being answered already
     write_stop(attempt, StopRequest(why="user", who=who, deadline=deadline, requeue=requeue))
-    return Stopping(job_id=job_id, attempt=number, requeue=requeue, slow=_wake(job_id))
+    return Stopping(
+        job_id=job_id,
+        attempt=number,
+        requeue=requeue,
+        slow=_wake(job_id),
+        follows=follows(found.run, number, Ledger(found.run.ledger).read()),
+        again=earlier is not None,
+    )
 
 
 def _running(found: Found) -> str:

@@ -154,7 +154,8 @@ def ended_or(job_id: str, true: Callable[[JobInfo], Any]) -> JobInfo | None:
     job = query.show_job(job_id)
     if job and true(job):
         return job
-    assert job and phase(job.state) is not Phase.ENDED, job
+    assert job is not None
+    assert phase(job.state) is not Phase.ENDED, job
     return None
 
 

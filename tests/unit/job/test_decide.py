@@ -58,7 +58,7 @@ def test_a_saved_stop_is_requeued() -> None:
 def test_a_stop_without_a_stop_file_is_requeued() -> None:
     found = verdict(*(ended(node, "stop", why="standing-notice") for node in NODES))
     assert (found.code, found.requeue) == (REQUEUE, True)
-    assert "standing-notice" in found.why
+    assert found.why == "stepped back before the start (standing-notice)"
 
 
 def test_a_node_that_left_no_record_is_a_loss() -> None:

@@ -69,11 +69,14 @@ def test_by_job_id_that_slurm_has_forgotten(run: RunDir, jobs: dict[str, str], t
     lines = [
         {"job_id": "7", "run_dir": "/old"},
         {"job_id": "7", "run_dir": str(run.path)},
-        {"job_id": "5", "run_dir": "/s-%a"},
+        {"job_id": "5", "run_dir": f"{tmp_path}/s-%a"},
     ]
+    (tmp_path / "s-2").mkdir()
     remembered.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"job_id": "8", "ru')
     assert find_run("7", jobs=remembered).run == run
-    assert find_run("5_2", jobs=remembered).run == RunDir(Path("/s-2"))
+    assert find_run("5_2", jobs=remembered).run == RunDir(tmp_path / "s-2")
+    with pytest.raises(NotFoundError, match="the run directory of job 5_3 is not there"):
+        find_run("5_3", jobs=remembered)
     with pytest.raises(NotFoundError, match="does not know it"):
         find_run("8", jobs=remembered)
     jobs["silent"] = ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from pctool.errors import NotFoundError, SlurmError
 from pctool.job import nudge as module
 from pctool.job.nudge import is_due, longest_wait, nudge, watch
+from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
 from pctool.slurm import query
+from pctool.slurm.comment import format_comment
 from pctool.slurm.parse import JobInfo, QueueLine, parse_jobs
 
 NOW = 1_000_000.0
@@ -97,6 +102,53 @@ def test_the_second_of_the_requeue_is_waited_out(
     nudge(["7"])
     assert (sum(slept) > 1) is waits
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("deadline", "states", "nudged"),
+    [
+        (NOW + 100, {"IDLE"}, False),
+        (NOW + 100, {"IDLE", "DRAIN"}, True),  # root's watcher was there
+        (NOW + 100, {"DOWN"}, True),
+        (NOW + 100, None, True),  # no node of that name any more
+        (NOW - 1, {"IDLE"}, True),
+    ],
+)
+def test_a_job_that_might_get_a_doomed_node_again_is_left_alone(
+    asked: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    deadline: float,
+    states: set[str] | None,
+    nudged: bool,
+) -> None:
+    Ledger(RunDir(tmp_path).ledger).append("notice", attempt=0, node="n2", action="terminate", deadline=deadline)
+    node = None if states is None else SimpleNamespace(states=frozenset(states))
+    monkeypatch.setattr(query, "show_node", lambda name, **_: node if name == "n2" else None)
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: job(comment=format_comment(str(tmp_path))))
+    (done,) = nudge(["7"])
+    assert bool(asked) is nudged
+    assert (done.doomed is None) is nudged
+    if done.doomed is not None:
+        assert (done.doomed.node, done.doomed.until) == ("n2", deadline)
+
+
+def test_a_watch_nudges_once_the_notice_is_over(
+    asked: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Ledger(RunDir(tmp_path).ledger).append("step-back", attempt=0, node="n2", deadline=NOW + 5)
+    node = SimpleNamespace(states=frozenset({"IDLE"}))
+    monkeypatch.setattr(query, "show_node", lambda name, **_: node)
+    monkeypatch.setattr(module, "_waiting", lambda: [job(comment=format_comment(str(tmp_path)))])
+    clock = [NOW]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    watching = watch()
+    assert next(watching).doomed is not None
+    assert asked == []
+    done = next(watching)  # told once, though it was looked at twice
+    assert (done.doomed, done.error, len(asked)) == (None, None, 1)
+    assert clock[0] > NOW + 5
 
 
 @pytest.mark.parametrize("job_id", ["8", "99"])

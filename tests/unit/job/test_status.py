@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pctool.errors import SlurmError
+from pctool.job.doomed import Doomed
 from pctool.job.find import Found
+from pctool.job.hold import ADVICE
 from pctool.job.status import QUIET_S, as_json, next_start, status_of, status_of_mine, unmirrored
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
+from pctool.run.stop import StopRequest, write_stop
 from pctool.slurm import query
 from pctool.slurm.comment import format_comment
-from pctool.slurm.parse import JobInfo, QueueLine, parse_jobs
+from pctool.slurm.parse import JobInfo, QueueLine, parse_jobs, parse_nodes
 
 LATER = "2030-01-02T03:04:05"
 
@@ -82,14 +86,65 @@ def test_a_requeued_job_that_waits(run: RunDir) -> None:
     assert next_start(job("RUNNING", Restarts=1, EligibleTime=LATER)) is None
 
 
+def test_a_wait_that_a_doomed_node_makes_longer(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = parse_nodes("NodeName=n2 State=IDLE+CLOUD\n")[0]
+    monkeypatch.setattr(query, "show_node", lambda name, **_: node)
+    waiting = job("PENDING", reason="BeginTime", Restarts=1, EligibleTime=LATER)
+    now = time.time()
+    Ledger(run.ledger).append("notice", attempt=0, node="n2", action="terminate", deadline=now + 60)
+    found = status_of(Found(run=run, job=waiting), now=now)
+    assert found.doomed == Doomed(node="n2", until=now + 60)
+    assert found.reason == "BeginTime"
+    assert status_of(Found(run=run, job=waiting), now=now + 61).doomed is None
+    assert status_of(Found(run=run, job=job()), now=now).doomed is None
+
+
+def test_why_the_newest_attempt_ended(run: RunDir) -> None:
+    Ledger(run.ledger).append("decided", attempt=0, code=7, cause="program-error", why="n1: ValueError", requeue="none")
+    failed = status_of(Found(run=run, job=job("FAILED")))
+    assert (failed.cause, failed.why, failed.reason) == ("program-error", "n1: ValueError", None)
+    cancelled = status_of(Found(run=run, job=job("CANCELLED")))
+    assert (cancelled.cause, cancelled.why) == ("cancelled", "ended by scancel, without a save")
+
+
+def test_a_stop_that_nobody_follows(run: RunDir) -> None:
+    now = time.time()
+    running = Found(run=run, job_id="7", job=job())
+    write_stop(run.attempt(0), StopRequest(why="user", who="ada"))
+    (unseen,) = status_of(running, now=now).notes
+    assert unseen == "asked to stop (user) by ada, not yet seen by the launches"
+    ledger = Ledger(run.ledger)
+    ledger.append("stop-requested", attempt=0, why="user", node="ada", deadline=0.0)
+    assert status_of(running, now=now).notes == ()
+    note = status_of(running, now=now + 240).notes[-1]
+    assert "4 min 00 s ago, and it still runs: its script uses neither pctool.train nor --stop-signal" in note
+    assert "`scancel 7` ends it" in note
+    ledger.append("fresh", attempt=0)
+    assert "neither" not in status_of(running, now=now + 240).notes[-1]
+
+
+def test_a_job_whose_run_another_one_took_on(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    comment = format_comment(str(run.path))
+    Ledger(run.ledger).append("submitted", job_id="7")
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: job(comment=comment) if job_id == "7" else None)
+    old = replace(job("COMPLETED", comment=comment), job_id="5")
+    found = status_of(Found(run=run, job_id="5", job=old))
+    assert (found.job_id, found.state) == ("7", "RUNNING")
+    assert found.notes[0] == "job 5 is over (COMPLETED); this is job 7, which took on its run"
+    waiting = replace(job("PENDING", comment=comment), job_id="9")
+    assert status_of(Found(run=run, job_id="9", job=waiting)).job_id == "9"  # it has not claimed yet
+
+
 def test_why_a_job_is_held(run: RunDir) -> None:
     held: dict[str, Any] = {"reason": "JobHeldUser", "Priority": 0}
     noted = job("PENDING", comment=format_comment("/r", "held: 3 attempts in a row"), **held)
     assert status_of(Found(run=run, job=noted)).held == "3 attempts in a row"
     plain = job("SPECIAL_EXIT", **held)
     assert "held by its owner" in (status_of(Found(run=run, job=plain)).held or "")
+    assert status_of(Found(run=run, job=plain)).advice == "`scontrol release 7`"
     Ledger(run.ledger).append("held", attempt=0, why="the bucket is gone", rule="store-unreadable")
     assert status_of(Found(run=run, job=plain)).held == "the bucket is gone"
+    assert status_of(Found(run=run, job=plain)).advice == ADVICE["store-unreadable"].format(job="7")
     assert status_of(Found(run=run, job=job())).held is None
 
 

@@ -12,6 +12,7 @@ from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.job.find import Found
 from pctool.job.stop import request_stop
 from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, claim_bytes
 from pctool.run.stop import StopRequest, read_stop, write_stop
 from pctool.slurm import query
@@ -50,6 +51,20 @@ def test_the_deadline_of_a_notice_stands(run: RunDir, asked: list[Sequence[str]]
     write_stop(run.attempt(2), StopRequest(why="notice", who="n2", deadline=123.0))
     request_stop(Found(run=run, job=job()), who="ada", requeue=False)
     assert read_stop(run.attempt(2)) == StopRequest(why="user", who="ada", deadline=123.0, requeue=False)
+
+
+def test_whether_the_script_follows_is_told(run: RunDir, asked: list[Sequence[str]]) -> None:
+    found = Found(run=run, job=job())
+    first = request_stop(found, who="ada", requeue=False)
+    assert (first.follows, first.again) == (False, False)
+    Ledger(run.ledger).append("resumed", attempt=1, name="000000-00000005", step=5)  # of another attempt
+    assert not request_stop(found, who="ada", requeue=False).follows
+    run.job_toml.write_text('stop-signal = "USR1"\n')
+    second = request_stop(found, who="ada", requeue=False)
+    assert (second.follows, second.again) == (True, True)
+    run.job_toml.unlink()
+    Ledger(run.ledger).append("fresh", attempt=2)
+    assert request_stop(found, who="ada", requeue=False).follows
 
 
 def test_a_signal_that_fails_only_makes_it_slow(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
