@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pctool.checkpoint import manifest as mf
-from pctool.checkpoint.group import Group
+from pctool.checkpoint.group import Group, RanksFailedError
 from pctool.checkpoint.lineage import Candidate, ResumePoint, candidates, check_durable, point_of
-from pctool.checkpoint.stores import PosixStore, Store, open_stores
-from pctool.errors import IncompleteError
+from pctool.checkpoint.stores import PosixStore, Store, StoreUnreadableError, open_stores
+from pctool.errors import AwsError, IncompleteError
 from pctool.run.layout import RunDir, checkpoint_name, write_atomic
 from pctool.run.ledger import Ledger
 
@@ -30,9 +30,20 @@ class Restorable:
 def find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
     """Return the newest checkpoint whose every byte is good, None for a run that has none; the same on every rank.
 
-    Raises BelowDurableError where it would be older than the ledger explains, StoreUnreadableError or AwsError where
-    a tier cannot be read.
+    Raises BelowDurableError where it would be older than the ledger explains, StoreUnreadableError where a tier cannot
+    be read, or one that could be listed cannot be read to the end.
     """
+    try:
+        return _find_whole(run, store, group, ledger, attempt)
+    except (AwsError, RanksFailedError) as error:
+        raise StoreUnreadableError(
+            f"no checkpoint could be restored: {error.what}",
+            where=error.where,
+            fix="see to it that the store can be read (`pctool doctor`); the next attempt tries again",
+        ) from error
+
+
+def _find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
     offers = _offers(run, store, ledger) if group.rank == 0 else iter(())
     damaged: dict[str, str] = {}
     while True:

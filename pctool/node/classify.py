@@ -1,4 +1,4 @@
-"""Tell a lost neighbour from a broken program, by a rank's exit code and the end of its log.
+"""Tell a lost neighbour, or a lost store, from a broken program, by a rank's exit code and the end of its log.
 
 When a node goes silently, the survivors die of communication errors within seconds; to call that a program error would
 end the job for good. The texts are those of torch 2.6 to 2.13 (gloo, TCPStore, elastic: captured from killed peers;
@@ -30,6 +30,8 @@ _COMMUNICATION = re.compile(
     r"|Socket Timeout|The client socket has (?:timed out|failed to connect)"
     r"|failed to recv, got 0 bytes"
 )
+# What pctool.train raises where the store went away between the claim and the restore: the next claim holds the job.
+_STORE = re.compile(r"^pctool\.checkpoint\.\w+\.(?:StoreUnreadableError|BelowDurableError)\b")
 # NCCL's wrong arguments and CUDA's errors are ours, even where the same line speaks of NCCL.
 _PROGRAM = re.compile(
     r"ncclInvalidUsage|ncclInvalidArgument|ncclUnhandledCudaError|CUDA error|out of memory|OutOfMemory", re.IGNORECASE
@@ -55,9 +57,9 @@ _KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*killed by signal: (?:Kill
 class Verdict:
     """Why a rank ended, and the line that says so.
 
-    `communication`: its neighbours are the reason. `killed`: a signal is, of the rank or of a worker of its own.
-    Neither: the program. `teardown`: it aborted while the interpreter was ending, so that its own exit code is lost;
-    torch does that now and then where a script does not destroy its process group.
+    `communication`: its neighbours are the reason, or the store. `killed`: a signal is, of the rank or of a worker of
+    its own. Neither: the program. `teardown`: it aborted while the interpreter was ending, so that its own exit code is
+    lost; torch does that now and then where a script does not destroy its process group.
     """
 
     communication: bool
@@ -81,6 +83,8 @@ def classify(code: int, tail: str) -> Verdict:
         # a SyntaxError of the script itself and argparse's errors come without a traceback
         last = next((line for line in reversed(lines) if line.strip()), "")
         return Verdict(False, _short(f"exit code {code}: {last}") if last else f"exit code {code}")
+    if _STORE.match(chain[-1]):
+        return Verdict(True, _short(chain[-1]))
     program = next((text for text in reversed(chain) if _PROGRAM.search(text)), None)
     if program is not None:
         return Verdict(False, _short(program), killed=not exceptions)

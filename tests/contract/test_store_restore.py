@@ -12,7 +12,7 @@ from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.lineage import BelowDurableError
 from pctool.checkpoint.mirror import Mirror
 from pctool.checkpoint.s3store import S3Store
-from pctool.checkpoint.stores import PosixStore
+from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
 from pctool.errors import PctoolError
 from pctool.run.layout import RunDir, checkpoint_name
 from pctool.run.ledger import Ledger
@@ -93,6 +93,17 @@ def test_a_vanished_newest_stops_the_ranks_too(run: RunDir) -> None:
     PosixStore(run.checkpoints).remove(HUNDRED)
     with pytest.raises(BelowDurableError):
         restore(run, None)
+
+
+def test_an_s3_that_goes_down_meanwhile_is_said_as_that(mirrored: RunDir, url: str, s3: StandIn) -> None:
+    flip(mirrored.checkpoints / HUNDRED / "a")
+    s3.faults.append(Fault("broken", "GET", "/a"))
+    with pytest.raises(StoreUnreadableError, match="no checkpoint could be restored"):
+        restore(mirrored, url)
+    assert rejections(mirrored) == []
+    s3.faults.append(Fault("broken"))
+    with pytest.raises(StoreUnreadableError):
+        restore(mirrored, url)
 
 
 def test_only_the_damaged_file_is_fetched_from_s3(mirrored: RunDir, url: str, s3: StandIn) -> None:

@@ -77,6 +77,20 @@ def test_captured_ends(name: str, communication: bool, reason: str) -> None:
     assert reason in verdict.reason
 
 
+STORE_DOWN = """Traceback (most recent call last):
+  File "restore.py", line 44, in find_whole
+pctool.aws.s3.S3DownError: s3://b/p: S3 cannot be reached: CUDA error is no part of this
+  -> check the endpoint
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+pctool.checkpoint.stores.StoreUnreadableError: no checkpoint could be restored: S3 cannot be reached
+  -> see to it that the store can be read (`pctool doctor`); the next attempt tries again
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "text", "communication", "reason"),
     [
@@ -85,6 +99,7 @@ def test_captured_ends(name: str, communication: bool, reason: str) -> None:
         (-6, WATCHDOG, True, "Watchdog caught collective operation timeout"),
         (-6, WATCHDOG_CUDA, False, "CUDA error"),
         (1, CUDA_OOM, False, "CUDA out of memory"),
+        (1, STORE_DOWN, True, "StoreUnreadableError: no checkpoint could be restored"),
         (1, RESUMED, False, "ZeroDivisionError"),
         (3, "", False, "exit code 3"),
         (3, "step 5 loss 2.0\n", False, "exit code 3"),
