@@ -132,6 +132,9 @@ def _print_status(cluster: PrivateCluster, *, as_json: bool) -> None:
         print(json.dumps(status, indent=2))
         return
     print(f"Slurm {status['slurm_version']} in {status['folder']}, time scale {status['time_scale']:g}")
+    print(
+        "\n".join(["to use it here:", *(f"  {line}" for line in _exports(cluster))]) if _exports(cluster) else "in use"
+    )
     rows = [("NODE", "INSTANCE", "STATE", "SLURM", "DIES AT")]
     for name, node in status["nodes"].items():
         dies = time.strftime("%H:%M:%S", time.localtime(node["deadline"])) if node["deadline"] else "-"

@@ -45,6 +45,8 @@ def make_plan(
     _check_version(version)
     queue = check_cluster(spec, view) if view else None
     warnings = [*_warnings(spec, queue), *_version_warnings(version)]
+    if not (view and view.one_machine):
+        warnings += _shared_warnings(spec)
     if queue:
         spec, notes = _with_cpus(spec, queue)
         warnings += notes
@@ -112,11 +114,11 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _warnings(spec: JobSpec, queue: QueueView | None) -> Iterator[str]:
     yield from _signal_warnings(spec)
-    shared = not any(spec.run_dir == top or spec.run_dir.startswith(f"{top}/") for top in _NODE_LOCAL)
-    if not shared and (spec.requeue or spec.nodes > 1):
+    gpus = max((cr.gpus for cr in queue.compute_resources), default=0) if queue else 0
+    if queue and gpus and not (spec.gpus_per_node or spec.exclusive or queue.exclusive):  # these give all of them
         yield (
-            f"run-dir {spec.run_dir} is on a file system that each node has for itself: after a requeue the "
-            "checkpoints may be gone; use a shared one, such as /fsx"
+            f"the job asks for no GPUs, and nodes of partition {queue.name} have {gpus}: its ranks will see none; "
+            f"use gpus-per-node = {gpus}"
         )
     if queue and queue.capacity_type == "SPOT" and not spec.requeue:
         yield f"partition {queue.name} is spot capacity and requeue is off: the job ends for good when a node is taken"
@@ -124,6 +126,15 @@ def _warnings(spec: JobSpec, queue: QueueView | None) -> Iterator[str]:
         yield "neither cpus-per-task nor exclusive is set: Slurm gives the job one CPU a node"
     if spec.checkpoint_keep == 1:
         yield "checkpoint.keep = 1: two complete checkpoints are kept all the same, one could turn out damaged"
+
+
+def _shared_warnings(spec: JobSpec) -> Iterator[str]:
+    shared = not any(spec.run_dir == top or spec.run_dir.startswith(f"{top}/") for top in _NODE_LOCAL)
+    if not shared and (spec.requeue or spec.nodes > 1):
+        yield (
+            f"run-dir {spec.run_dir} is on a file system that each node has for itself: after a requeue the "
+            "checkpoints may be gone; use a shared one, such as /fsx"
+        )
 
 
 def _signal_warnings(spec: JobSpec) -> Iterator[str]:

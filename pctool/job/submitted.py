@@ -6,6 +6,8 @@ asked, and once Slurm has forgotten the job, the run's ledger.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,12 +24,14 @@ from pctool.run.ledger import Event, Ledger
 from pctool.slurm import query
 from pctool.slurm.command import NoAnswerError, run
 from pctool.slurm.parse import JobInfo
-from pctool.slurm.states import is_ended
+from pctool.slurm.states import Phase, is_ended, phase
 
+HOLD_POLLS = 30  # of them to one look for a hold: each task is asked about by itself
 POLL_S = 2.0  # how often wait() asks squeue: a submitted job lives for hours, and the controller serves everyone
 SILENCE_S = 600.0  # how long Slurm may fail to answer before wait() gives up
 FORGOTTEN = "FAILED"  # the state of a job that Slurm has forgotten and whose ledger has no verdict
 _TAIL_LINES = 40
+_LOG = logging.getLogger("pctool")
 SBATCH_TIMEOUT_S = 120.0  # a busy slurmctld answers late; sbatch itself tries again for a minute
 
 
@@ -146,6 +150,7 @@ class SubmittedJob(SlurmJob[Path]):
         self.array_jobs = tuple(array_jobs)
         self.notes: tuple[str, ...] = ()  # warnings of the plan, and what sbatch said besides the id
         self._final: str | None = None
+        self._told_hold = False
 
     @property
     def state(self) -> str:
@@ -163,18 +168,34 @@ class SubmittedJob(SlurmJob[Path]):
         return is_ended(self.state)
 
     def wait(self) -> None:
-        """Return when the job is over, however often it is requeued. Raise SlurmError if Slurm is silent for long."""
+        """Return when the job is over, however often it is requeued; a hold is logged, since only its owner can end it.
+
+        Raises SlurmError if Slurm is silent for long.
+        """
         silent_since: float | None = None
-        while True:
+        for poll in itertools.count():
             try:
                 if self.done():
                     return
+                if poll % HOLD_POLLS == 0:
+                    self._tell_holds()
                 silent_since = None
             except SlurmError:
                 silent_since = silent_since or time.monotonic()
                 if time.monotonic() - silent_since > SILENCE_S:
                     raise
             time.sleep(POLL_S)
+
+    def _tell_holds(self) -> None:
+        """Log once a hold why Slurm holds the job, or a task of it."""
+        for one in self.array_jobs or (self,):
+            job = query.show_job(one.job_id) if one._final is None else None
+            held = job is not None and job.held and phase(job.state) is Phase.PENDING
+            if held and not one._told_hold:
+                events = Ledger(RunDir(Path(one.run_dir)).ledger).read()
+                why = [event.fields.get("why") for event in events if event.event == "held"] or ["by its owner"]
+                _LOG.warning("job %s is held: %s; `pctool status %s` tells what to do", one.job_id, why[-1], one.job_id)
+            one._told_hold = held
 
     def results(self) -> list[Path]:
         """Wait, and return the run directory (of each task of an array); raise the job's exception if it failed."""

@@ -31,7 +31,8 @@ def build_view(
     if not partitions:
         raise SlurmError("the cluster has no partition", fix="see `scontrol show partition`")
     queues = [_queue(partition, [node for node in nodes if _is_in(node, partition)]) for partition in partitions]
-    return ClusterView(source=LIVE, queues=tuple(queues), slurm_version=version)
+    here = bool(nodes) and all(node.addr.startswith("127.") for node in nodes)
+    return ClusterView(source=LIVE, queues=tuple(queues), slurm_version=version, one_machine=here)
 
 
 def _is_in(node: NodeInfo, partition: PartitionInfo) -> bool:

@@ -60,6 +60,7 @@ class ClusterView:
     memory_scheduling: bool = False
     slurm_version: tuple[int, int] | None = None
     shared_dirs: tuple[str, ...] = ()
+    one_machine: bool = False  # every node is this very machine, as on a private Slurm, so any folder is shared
 
     def queue(self, name: str) -> QueueView | None:
         """Return the queue called `name`, or None."""

@@ -87,8 +87,22 @@ def test_what_is_allowed_but_unwise_is_a_warning(changes: dict[str, Any], words:
 
 
 def test_a_spot_queue_without_requeue_is_a_warning() -> None:
-    (warning,) = make_plan(replace(JOB, partition="p5spot", requeue=False), view=view()).warnings
+    (warning,) = make_plan(replace(JOB, gpus_per_node=8, partition="p5spot", requeue=False), view=view()).warnings
     assert "spot" in warning
+
+
+def test_no_gpus_in_a_queue_that_has_them_is_a_warning() -> None:
+    (warning,) = make_plan(JOB, view=view()).warnings
+    assert "its ranks will see none; use gpus-per-node = 8" in warning
+    assert make_plan(replace(JOB, exclusive=True), view=view()).warnings == ()
+    assert make_plan(JOB, view=view(exclusive=True)).warnings == ()
+    assert make_plan(replace(JOB, partition="cpu"), view=view()).warnings == ()
+
+
+def test_any_folder_is_shared_where_all_nodes_are_this_machine() -> None:
+    spec = replace(JOB, run_dir="/tmp/x", gpus_per_node=8)
+    assert len(make_plan(spec, view=view()).warnings) == 1
+    assert make_plan(spec, view=replace(view(), one_machine=True)).warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ def test_parallelcluster_nodes_become_their_compute_resource() -> None:
     assert (view.source, view.slurm_version, view.default_queue) == ("live", (25, 11), queue)
 
 
+def test_a_cluster_on_loopback_is_one_machine() -> None:
+    here = [node("p5spot-dy-p5-1", addr="127.0.1.1"), node("p5spot-dy-p5-2", addr="127.0.1.2")]
+    assert build_view([partition("p5spot")], here, None).one_machine
+    assert not build_view([partition("p5spot")], [*here, *NODES], None).one_machine
+    assert not build_view([partition("p5spot")], [], None).one_machine
+
+
 def test_nodes_of_other_clusters_are_grouped_by_what_they_have() -> None:
     nodes = [
         node("a1", gres="gpu:2", cpus=8, fields={"Partitions": "all"}),
