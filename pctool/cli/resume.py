@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from pctool.errors import UsageError
 
@@ -29,4 +30,6 @@ def run(args: argparse.Namespace) -> int:
     accepted = accept(found, step=args.step, store=args.store or store_of(found.run))
     where = accepted.name or "the beginning"
     print(f"{found.run.path} goes on from {where} (step {accepted.step}): {accepted.how}")
+    if accepted.left:
+        print(f"it turns away from {', '.join(accepted.left)}; they stay where they are", file=sys.stderr)
     return 0

@@ -97,7 +97,9 @@ def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
     remembered = _remembered(jobs, (target, base))
     if remembered is None:
         why = silent or "Slurm does not know it (any more)"
-        raise NotFoundError(f"job {target} is not found: {why}", where=str(jobs), fix="give the run directory itself")
+        raise NotFoundError(
+            f"job {target} is not found: {why}, and {jobs} does not have it", fix="give the run directory itself"
+        )
     run = RunDir(Path(_for_task(remembered, target, task)))
     if not run.path.is_dir():
         raise NotFoundError(

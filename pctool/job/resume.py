@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pctool.checkpoint.lineage import candidates
-from pctool.checkpoint.stores import open_stores
+from pctool.checkpoint.lineage import candidates, durable
+from pctool.checkpoint.stores import open_stores, order
 from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.job.find import Found
 from pctool.job.heartbeat import SILENT_S, last_sign_of_life
@@ -18,10 +18,14 @@ from pctool.slurm.states import Phase, is_ended, phase
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The step that was accepted, the checkpoint the run goes on from (None: step 0), and how to let it start."""
+    """The step that was accepted, the checkpoint the run goes on from (None: step 0), and how to let it start.
+
+    `left` are the newer durable checkpoints that it turns away from, oldest first.
+    """
 
     step: int
     name: str | None
+    left: tuple[str, ...]
     how: str
 
 
@@ -46,8 +50,10 @@ def accept(found: Found, *, step: int, store: str | None) -> Accepted:
         )
     name = _complete_at(found, step, store) if step > 0 else None
     found.run.path.mkdir(parents=True, exist_ok=True)
+    known = durable(Ledger(found.run.ledger).read())
+    left = tuple(sorted((newer for newer in known if name is None or order(newer) > order(name)), key=order))
     Ledger(found.run.ledger).append("accepted", step=step, name=name)
-    return Accepted(step=step, name=name, how=_how(found))
+    return Accepted(step=step, name=name, left=left, how=_how(found))
 
 
 def _heard_of(run: RunDir) -> bool:

@@ -11,7 +11,7 @@ from pctool.slurm import query
 from pctool.slurm.parse import NodeInfo, PartitionInfo
 from pctool.spec.cluster import ClusterView, ComputeResourceView, QueueView
 
-LIVE = "live"
+LIVE = "the cluster at hand"
 UNKNOWN_CAPACITY = "UNKNOWN"  # Slurm does not know what is spot
 _GRES_GPU = re.compile(r"gpu(?::(?P<type>[A-Za-z][\w.-]*))?:(?P<count>\d+)")
 _PARALLELCLUSTER_NODE = re.compile(r"-(?P<kind>st|dy)-(?P<resource>.+)-\d+$")

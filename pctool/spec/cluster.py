@@ -53,7 +53,7 @@ class QueueView:
 class ClusterView:
     """One cluster. `slurm_settings` are CustomSlurmSettings in the order written, keys in Slurm's spelling."""
 
-    source: str  # the file it was read from, or "live"
+    source: str  # the file it was read from, or "the cluster at hand"
     queues: tuple[QueueView, ...]
     slurm_settings: tuple[tuple[str, str], ...] = ()
     scaledown_idletime_min: int = 10

@@ -42,7 +42,7 @@ def test_accepting_a_new_start_lets_the_next_attempt_claim(run: RunDir) -> None:
     with pytest.raises(BelowDurableError):
         find_resume(run, None)
     accepted = accept(Found(run=run, job=job("PENDING", Priority=0)), step=0, store=None)
-    assert (accepted.step, accepted.name) == (0, None)
+    assert (accepted.step, accepted.name, accepted.left) == (0, None, ("000000-00000400",))
     assert "scontrol release 7" in accepted.how
     assert Ledger(run.ledger).read()[-1].event == "accepted"
     assert find_resume(run, None) is None
@@ -66,6 +66,7 @@ def test_the_run_goes_on_from_the_very_checkpoint_that_was_named(run: RunDir) ->
     point = find_resume(run, None)
     assert point is not None
     assert accepted.name == point.name == "000000-00000400"
+    assert accepted.left == ("000001-00000060",)
 
 
 def test_a_step_without_a_checkpoint(run: RunDir) -> None:

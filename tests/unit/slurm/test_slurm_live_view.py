@@ -8,7 +8,7 @@ import pytest
 
 from pctool.errors import SlurmError
 from pctool.slurm.parse import NodeInfo, PartitionInfo
-from pctool.slurm.view import build_view
+from pctool.slurm.view import LIVE, build_view
 
 
 def node(name: str, **changes: Any) -> NodeInfo:
@@ -43,7 +43,7 @@ def test_parallelcluster_nodes_become_their_compute_resource() -> None:
     assert (resource.gpus, resource.gpu_type, resource.efa) == (8, "h100", True)
     assert resource.instance_types == ("p5.48xlarge",)
     assert {name for name, _ in resource.node_names()} == {node.name for node in NODES}
-    assert (view.source, view.slurm_version, view.default_queue) == ("live", (25, 11), queue)
+    assert (view.source, view.slurm_version, view.default_queue) == (LIVE, (25, 11), queue)
 
 
 def test_a_cluster_on_loopback_is_one_machine() -> None:
