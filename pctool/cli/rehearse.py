@@ -71,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Rehearse and print the verdicts; 0 if all passed, 1 if any failed."""
     from pctool.cluster.view import load_view
+    from pctool.job.check import check_cluster
     from pctool.job.load import load_job
     from pctool.rehearsal.rehearse import Rehearsal, rehearse
     from pctool.rehearsal.scenarios import choose
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         )
     spec = _override(load_job(Path(args.job)), args)
     view = load_view(Path(args.cluster))
+    check_cluster(spec, view)
+    install = find_install(Path(args.slurm_root)) if args.slurm_root else find_install()
     folder = _folder(args.folder, spec.name)
     rehearsal = Rehearsal(
         spec=spec,
@@ -91,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         scale=args.time_scale,
         boot_delay=args.boot_delay,
         spare_nodes=args.spare_nodes,
-        install=find_install(Path(args.slurm_root)) if args.slurm_root else find_install(),
+        install=install,
         say=lambda line: print(f"rehearse: {line}", file=sys.stderr, flush=True),
     )
     earlier = Path(args.baseline).absolute() if args.baseline else None

@@ -83,6 +83,23 @@ def test_a_job_file_that_is_none(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-p", "p5spto"), "did you mean 'p5spot'?"),  # before a Slurm is looked for
+        (("-N", "99"), "the job asks for 99 nodes"),
+        ((), "Slurm"),
+    ],
+)
+def test_a_rehearsal_that_cannot_start_leaves_no_folder(folder: Path, flags: tuple[str, ...], said: str) -> None:
+    (folder / "tmp").mkdir()
+    done = pctool(folder, "rehearse", "ok.toml", "--cluster", CONFIG, *flags, TMPDIR=str(folder / "tmp"))
+    assert done.returncode in {2, 3}
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((folder / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("name", "code"), [("folder", 2), ("binary", 2), ("empty", 2), ("torn", 2), ("other", 2), ("absent", 4)]
 )
 @pytest.mark.parametrize("verb", [("submit", "ok.toml"), ("rehearse", "ok.toml"), ("local", "up")])

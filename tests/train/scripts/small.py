@@ -112,7 +112,8 @@ def main() -> None:
         keep=args.keep,
         extra={"breaks": breaks},
     )
-    for step, (ids, x) in run.steps(loader, until=args.steps):
+    steps = run.steps(loader, until=args.steps)  # a name, which an exception keeps with its traceback
+    for step, (ids, x) in steps:
         if rank == 1 and step == args.die_at:
             os.kill(os.getpid(), 9)
         if rank == 1 and step == args.raise_at:
