@@ -20,7 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pctool.checkpoint.manifest import crc64nvme
 
 START_S = 60.0
-_ERROR = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>injected</Message></Error>'
+_ERROR = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
+_SUM = "x-amz-checksum-"
+_MISMATCH = "Checksum Type mismatch occurred, expected checksum Type: crc64nvme, actual checksum Type: {}"
 # fault -> (status, S3's error code)
 ANSWERS = {
     "refused": (403, "AccessDenied"),
@@ -118,12 +120,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault in ANSWERS:
             self._error(*ANSWERS[fault])
+        elif (named := self._part_sum_named()) not in {"", "crc64nvme"}:
+            self._error(400, "InvalidRequest", _MISMATCH.format(named))
         elif not self._sum_is_right(body):
             self._error(400, "BadDigest")
         else:
             self._forward(body, fault)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any  # noqa: N815
+
+    def _part_sum_named(self) -> str:
+        """Return the checksum that a part names, "null" for none, "" where the request is no part.
+
+        All our uploads in parts are begun with CRC64NVME, and S3 takes no part that names another one.
+        """
+        if self.command != "PUT" or "partNumber=" not in self.path:
+            return ""
+        named = {key.lower().removeprefix(_SUM) for key in self.headers if key.lower().startswith(_SUM)}
+        named |= {self.headers.get("x-amz-trailer", "").removeprefix(_SUM)} - {""}
+        named |= {self.headers.get("x-amz-sdk-checksum-algorithm", "").lower()} - {""}
+        return "+".join(sorted(named)) or "null"
 
     def _sum_is_right(self, body: bytes) -> bool:
         claimed = self.headers.get("x-amz-checksum-crc64nvme")
@@ -153,8 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def _error(self, status: int, code: str) -> None:
-        data = _ERROR.format(code=code).encode()
+    def _error(self, status: int, code: str, message: str = "injected") -> None:
+        data = _ERROR.format(code=code, message=message).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

@@ -141,6 +141,25 @@ def test_large_files_go_in_parts(url: str, s3: StandIn, make: Callable[..., Path
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize("named", ["CRC32", ""])
+def test_the_stand_in_takes_no_part_with_another_sum_as_s3_does(
+    url: str, s3: StandIn, make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    door, source = S3(url, part_bytes=5 << 20), make(os.urandom((5 << 20) + 1))
+    real = door._client.upload_part
+    monkeypatch.setattr(
+        door._client,
+        "upload_part",
+        lambda **asked: real(**{**asked, "ChecksumAlgorithm": named} if named else _without(asked)),
+    )
+    with pytest.raises(S3DownError, match="expected checksum Type: crc64nvme, actual checksum Type: crc32"):
+        door.put_file("big", source, mf.crc64nvme_file(source))
+
+
+def _without(asked: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in asked.items() if name != "ChecksumAlgorithm"}
+
+
 def test_a_lost_answer_to_a_conditional_put_is_not_a_fence(url: str, s3: StandIn, make: Callable[..., Path]) -> None:
     store = S3Store(url, "run")
     source = make()
