@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pctool.rehearsal.verdict import Verdict
     from pctool.spec.job import JobSpec
 
+SMALLEST_SCALE = 0.06  # below, SlurmdTimeout and the notice would be shorter than times that do not scale
 COLUMNS = (
     ("scenario", "scenario"),
     ("verdict", "passed"),
@@ -77,12 +78,15 @@ def run(args: argparse.Namespace) -> int:
     from pctool.rehearsal.scenarios import choose
     from pctool.slurm.install import find_install
 
-    scenarios = choose(args.scenario)
-    if not 0.02 <= args.time_scale <= 1.0:
+    if not SMALLEST_SCALE <= args.time_scale <= 1.0:
         raise UsageError(
-            f"--time-scale {args.time_scale:g} is outside of 0.02 to 1", fix="use 0.25, or 1 for real times"
+            f"--time-scale {args.time_scale:g} is outside of {SMALLEST_SCALE} to 1",
+            fix="use 0.25, or 1 for real times",
         )
+    if args.rounds < 1:
+        raise UsageError(f"--rounds {args.rounds} rehearses nothing", fix="use 1 or more")
     spec = _override(load_job(Path(args.job)), args)
+    scenarios = choose(args.scenario, nodes=spec.nodes)
     view = load_view(Path(args.cluster))
     check_cluster(spec, view)
     install = find_install(Path(args.slurm_root)) if args.slurm_root else find_install()
@@ -98,16 +102,16 @@ def run(args: argparse.Namespace) -> int:
         say=lambda line: print(f"rehearse: {line}", file=sys.stderr, flush=True),
     )
     earlier = Path(args.baseline).absolute() if args.baseline else None
-    verdicts = []
-    for verdict in rehearse(rehearsal, scenarios, rounds=args.rounds, earlier=earlier):
-        verdicts.append(verdict)
-        said = "passed" if verdict.passed else f"FAILED: {verdict.why}"
-        print(f"rehearse: {verdict.scenario}: {said}", file=sys.stderr, flush=True)
+    verdicts: list[Verdict] = []
+    try:
+        for verdict in rehearse(rehearsal, scenarios, rounds=args.rounds, earlier=earlier):
+            verdicts.append(verdict)
+            said = "passed" if verdict.passed else f"FAILED: {verdict.why}"
+            print(f"rehearse: {verdict.scenario}: {said}", file=sys.stderr, flush=True)
+    finally:  # what was seen before Ctrl-C is worth showing
+        if verdicts:
+            _print(verdicts, as_json=args.json)
     passed = all(verdict.passed for verdict in verdicts)
-    if args.json:
-        print(json.dumps({"verdicts": [verdict.as_json() for verdict in verdicts]}, indent=2))
-    else:
-        _print_table(verdicts)
     if passed and not args.folder:
         shutil.rmtree(folder)
     else:
@@ -145,6 +149,13 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "equal" if value else "DIFFER"
     return f"{value:.1f} s" if isinstance(value, float) else str(value)
+
+
+def _print(verdicts: Sequence[Verdict], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"verdicts": [verdict.as_json() for verdict in verdicts]}, indent=2))
+    else:
+        _print_table(verdicts)
 
 
 def _print_table(verdicts: Sequence[Verdict]) -> None:

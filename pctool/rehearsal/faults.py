@@ -35,14 +35,17 @@ if os.environ.get("RANK") == {rank!r} and "TORCHELASTIC_RUN_ID" in os.environ:
 """
 
 
-def install_error(folder: Path, *, rank: int) -> dict[str, str]:
-    """Prepare an exception in one rank and return the environment that loads it; `arm_error` sets it off."""
+def install_error(folder: Path, *, rank: int, before: str | None) -> dict[str, str]:
+    """Prepare an exception in one rank and return the environment that loads it; `arm_error` sets it off.
+
+    `before` is the PYTHONPATH that the job has without it.
+    """
     trigger = _trigger(folder)
     os.mkfifo(trigger)
     site = folder / "raise"
     site.mkdir()
     (site / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(trigger=str(trigger), rank=str(rank)))
-    return {"PYTHONPATH": str(site)}
+    return {"PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])])}
 
 
 def arm_error(folder: Path) -> None:

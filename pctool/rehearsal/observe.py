@@ -45,6 +45,7 @@ class Watcher:
     _stop: threading.Event = field(default_factory=threading.Event)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
+    _failed: Exception | None = None
 
     def __enter__(self) -> Watcher:
         self._thread = threading.Thread(target=self._follow, name="rehearsal-watcher", daemon=True)
@@ -55,6 +56,11 @@ class Watcher:
         self._stop.set()
         if self._thread:
             self._thread.join()
+
+    def check(self) -> None:
+        """Raise RehearsalError if the watching itself failed: what it did not see must not pass for nothing lost."""
+        if self._failed is not None:
+            raise RehearsalError(f"the steps could not be watched: {self._failed!r}", where=str(self.run.path))
 
     def wait_page(self, attempt: int, ready: Callable[[Page], bool], alive: Callable[[], str | None]) -> None:
         """Wait until `ready` holds for the attempt's leading page.
@@ -79,6 +85,12 @@ class Watcher:
                 page.close()
 
     def _follow(self) -> None:
+        try:
+            self._follow_attempts()
+        except Exception as error:  # noqa: BLE001 - told by check(), from the thread that judges
+            self._failed = error
+
+    def _follow_attempts(self) -> None:
         while not self._stop.is_set():
             numbers = self.run.attempt_numbers()
             page = self._open(numbers[-1]) if numbers else None
@@ -139,13 +151,13 @@ def wait_event(ledger: Ledger, match: Callable[[Event], bool], alive: Callable[[
         time.sleep(LEDGER_PERIOD_S)
 
 
-def read_metrics(run: RunDir) -> dict[int, list[list[dict[str, Any]]]]:
-    """Return rank -> per attempt -> the lines logged by Run.log; a torn last line (a killed rank) is left out."""
-    ranks: dict[int, list[list[dict[str, Any]]]] = {}
+def read_metrics(run: RunDir) -> dict[int, dict[int, list[dict[str, Any]]]]:
+    """Return rank -> attempt -> the lines logged by Run.log; a torn last line (a killed rank) is left out."""
+    ranks: dict[int, dict[int, list[dict[str, Any]]]] = {}
     for attempt in run.attempt_numbers():
         for path in sorted(run.logs(attempt).glob("metrics-rank*.jsonl")):
             rank = int(path.stem.removeprefix("metrics-rank"))
-            ranks.setdefault(rank, []).append(_whole_lines(path))
+            ranks.setdefault(rank, {})[attempt] = _whole_lines(path)
     return ranks
 
 

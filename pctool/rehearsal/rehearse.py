@@ -87,7 +87,11 @@ def rehearse(
     for number in range(rounds):
         for scenario in scenarios:
             name = scenario.name if rounds == 1 else f"{scenario.name}-{number + 1}"
-            yield run_scenario(rehearsal, scenario, baseline, name=name)
+            try:
+                yield run_scenario(rehearsal, scenario, baseline, name=name)
+            except (PctoolError, OSError, subprocess.SubprocessError) as error:
+                # what the other scenarios showed must not be lost with it
+                yield Verdict(scenario=scenario.name, passed=False, why=f"it could not be rehearsed: {error}")
 
 
 def run_baseline(rehearsal: Rehearsal) -> Baseline:
@@ -123,7 +127,7 @@ def reuse_baseline(rehearsal: Rehearsal, folder: Path) -> Baseline:
     """Return the baseline that an earlier rehearsal of the same job and shape left in `folder`."""
     run = RunDir(folder)
     spec = load_job(run.job_toml)
-    for name in ("nodes", "nproc_per_node", "command"):
+    for name in ("nodes", "nproc_per_node", "command", "checkpoint_every", "environment", "python"):
         had, want = getattr(spec, name), getattr(rehearsal.spec, name)
         if had != want:
             raise UsageError(
@@ -141,9 +145,10 @@ def reuse_baseline(rehearsal: Rehearsal, folder: Path) -> Baseline:
 def _baseline(run: RunDir, events: Sequence[Event]) -> Baseline:
     committed = sorted({int(e.fields["step"]) for e in events if e.event == "committed"})
     traces = read_metrics(run)
-    logged = [record["step"] for attempts in traces.values() for records in attempts for record in records]
+    logged = [record["step"] for attempts in traces.values() for lines in attempts.values() for record in lines]
     steps = max([*logged, *committed], default=0)
-    every = min((b - a for a, b in itertools.pairwise(committed)), default=0) or steps
+    # the largest gap: the last one is shorter where the end is no multiple of the interval
+    every = max(b - a for a, b in itertools.pairwise([0, *committed])) if committed else steps
     if steps < 20 or not committed:
         raise RehearsalError(
             f"the job did {steps} steps and {len(committed)} checkpoints, too few to lose a node in between",
@@ -164,7 +169,8 @@ def run_scenario(rehearsal: Rehearsal, scenario: Scenario, baseline: Baseline, *
     if scenario.raises:
         target = rehearsal.folder / f"{name}.fault"
         target.mkdir(parents=True)
-        environment = install_error(target, rank=spec.nodes * spec.nproc_per_node - 1)
+        path = spec.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+        environment = install_error(target, rank=spec.nodes * spec.nproc_per_node - 1, before=path)
         spec = replace(spec, environment={**spec.environment, **environment})
     with _cluster(rehearsal) as cluster:
         job = submit(spec)
@@ -202,8 +208,13 @@ def _play(stage: Stage, scenario: Scenario) -> list[Problem]:
 
 def _judge(stage: Stage, scenario: Scenario, problems: list[Problem]) -> Verdict:
     events = stage.ledger.read()
+    stage.watcher.check()
     lost = _lost(stage, events)
     limit = scenario.max_lost(stage)
+    if limit is not None:
+        problems += _unseen(stage, events)
+    if scenario.survives:
+        problems += _started_anew(events)
     if limit is not None and lost > limit:
         problems.append(Problem(f"{lost} steps lost, at most {limit} expected", "steps"))
     losses = samples = weights = None
@@ -227,9 +238,36 @@ def _judge(stage: Stage, scenario: Scenario, problems: list[Problem]) -> Verdict
     )
 
 
-def _lost(stage: Stage, events: Sequence[Event]) -> int:
-    """Count lost steps from what was seen on the pages and what the ranks logged, whichever is further."""
+def _started_anew(events: Sequence[Event]) -> list[Problem]:
+    """Return a problem for an attempt that began at step 0 though an earlier one had a complete checkpoint."""
+    problems, saved = [], ""
+    for event in events:
+        if event.event == "committed":
+            saved = saved or str(event.fields["name"])
+        elif event.event == "fresh" and saved:
+            problems.append(Problem(f"attempt {event.attempt} began at step 0 though {saved} was complete", "steps"))
+    return problems
+
+
+def _last_steps(stage: Stage) -> dict[int, int]:
+    """Return attempt -> the last step known to be done: by the pages, or by what the ranks logged."""
     last = {number: seen.last_step for number, seen in stage.watcher.attempts.items() if seen.last_step >= 0}
+    for attempts in read_metrics(stage.run).values():
+        for number, records in attempts.items():
+            steps = [int(record["step"]) for record in records]
+            last[number] = max([last.get(number, -1), *steps])
+    return {number: step for number, step in last.items() if step >= 0}
+
+
+def _unseen(stage: Stage, events: Sequence[Event]) -> list[Problem]:
+    """Return a problem for an attempt that made steps nobody saw: what it lost is not known."""
+    seen = _last_steps(stage)
+    worked = {event.attempt for event in events if event.event == "first-step"}
+    return [Problem(f"how far attempt {number} came was not seen") for number in worked - seen.keys()]
+
+
+def _lost(stage: Stage, events: Sequence[Event]) -> int:
+    last = _last_steps(stage)
     first = {number: seen.first_step for number, seen in stage.watcher.attempts.items() if seen.first_step >= 0}
     for event in events:
         if event.event == "first-step" and event.attempt is not None:
@@ -271,7 +309,7 @@ def _compare_traces(stage: Stage) -> tuple[bool | None, bool | None, list[Proble
 
 
 def _traces(run: RunDir) -> tuple[dict[int, dict[int, dict[str, object]]], list[tuple[int, list[int]]]]:
-    merged = {rank: merge_traces(attempts) for rank, attempts in read_metrics(run).items()}
+    merged = {rank: merge_traces(list(attempts.values())) for rank, attempts in read_metrics(run).items()}
     return {rank: trace for rank, (trace, _) in merged.items()}, [(r, d) for r, (_, d) in merged.items() if d]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +12,9 @@ from pctool.rehearsal.faults import arm_error, flip_byte, lower_time_limit, newe
 from pctool.rehearsal.observe import read_metrics
 from pctool.rehearsal.stage import Stage
 from pctool.rehearsal.verdict import Problem, find
-from pctool.run.layout import parse_checkpoint_name
+from pctool.run.layout import RunDir
 from pctool.run.ledger import Event
+from pctool.run.records import read_node_exits
 from pctool.slurm.command import run as run_command
 from pctool.slurm.private.client import Down
 
@@ -29,6 +32,7 @@ class Scenario:
     max_lost: Callable[[Stage], int | None] = lambda stage: stage.baseline.every
     survives: bool = True  # the run is finished in the end, equal to the baseline
     raises: bool = False  # an exception is prepared in the last rank's interpreter
+    min_nodes: int = 1
 
 
 def _nothing_lost(stage: Stage) -> int:
@@ -65,26 +69,31 @@ def _loss(down_after: Down, *, victim: int = -1) -> Callable[[Stage], None]:
 
 
 def _loss_mid_save(stage: Stage) -> None:
+    """Stop one node's ranks as soon as a save begins, so that it cannot be over before the node dies."""
     stage.wait_step(stage.at(0.4, of_interval=0.9))
+    victim = stage.nodes()[-1]
+    pids = stage.ranks(victim)
     stage.wait_saving()
-    stage.kill(stage.nodes()[-1])
+    with stage.frozen(pids):
+        stage.kill(victim)
 
 
 def _slow_saver(stage: Stage) -> None:
     """Freeze one node's ranks in the save at the stop for longer than srun waits after the first exit."""
     stage.wait_step(stage.at(0.4))
-    victim = stage.nodes()[-1]
+    pids = stage.ranks(stage.nodes()[-1])
     stage.notice(stage.nodes()[0])
     stage.wait_event("stop-step", 0)
     stage.wait_saving()
-    stage.freeze(victim, stage.spec.wait * 1.2)
+    with stage.frozen(pids):
+        time.sleep(stage.spec.wait * 1.2)  # the fault is its duration
 
 
 def _time_limit(stage: Stage) -> None:
     """Lower the limit and stop the clock of the training, not of Slurm, until its signal comes."""
     stage.wait_step(stage.at(0.4))
     lower_time_limit(stage.job_id)
-    with stage.frozen(*stage.nodes()):
+    with stage.frozen(stage.ranks(*stage.nodes())):
         stage.wait_event("stop-requested", 0)
     stage.wait_job(lambda info: info.state == "PENDING", "the requeue")
     stage.scontrol("update", f"JobId={stage.job_id}", "TimeLimit=UNLIMITED")
@@ -111,6 +120,7 @@ def _double_requeue(stage: Stage) -> None:
 
 
 def _corrupt_newest(stage: Stage) -> None:
+    stage.need_checkpoint_before(stage.at(0.5))
     stage.wait_step(stage.at(0.5))
     stage.notice(stage.nodes()[-1])
     stage.wait_event("decided", 0)
@@ -133,6 +143,7 @@ def _store_missing(stage: Stage) -> None:
 
 def _scancel(stage: Stage) -> None:
     stage.wait_step(stage.at(0.4))
+    stage.cancelled = time.time()
     run_command(["scancel", stage.job_id])
 
 
@@ -140,17 +151,24 @@ def _scancel(stage: Stage) -> None:
 
 
 def _same_step_everywhere(stage: Stage, events: list[Event]) -> list[Problem]:
-    """Every rank's last step of attempt 0 is the agreed one."""
+    """Every rank's last step of attempt 0 is the agreed one, as far as the script logs its steps."""
     stop = find(events, "stop-step", attempt=0)
     if stop is None:
         return [Problem("the ranks never agreed on a step to stop at")]
     agreed = int(stop.fields["step"])
-    lasts = {rank: attempts[0][-1]["step"] for rank, attempts in read_metrics(stage.run).items() if attempts[0]}
+    expected = _last_logged(stage.baseline.run, up_to=agreed)
+    got = _last_logged(stage.run)
     return [
-        Problem(f"rank {rank} stopped at step {last}, agreed was {agreed}")
-        for rank, last in lasts.items()
-        if last != agreed
+        Problem(f"rank {rank} logged step {got.get(rank)} last, and should have come to {last}: agreed was {agreed}")
+        for rank, last in expected.items()
+        if got.get(rank) != last
     ]
+
+
+def _last_logged(run: RunDir, *, up_to: float = math.inf) -> dict[int, int]:
+    """Return the last step that each rank logged in attempt 0; a script may log every tenth step, or none."""
+    logged = {rank: [int(line["step"]) for line in by.get(0, ())] for rank, by in read_metrics(run).items()}
+    return {rank: max(done) for rank, steps in logged.items() if (done := [step for step in steps if step <= up_to])}
 
 
 def _committed_before_deadline(stage: Stage, events: list[Event]) -> list[Problem]:
@@ -200,7 +218,11 @@ def _one_attempt_a_restart(stage: Stage, events: list[Event]) -> list[Problem]:
 def _ended_with_its_own_code(stage: Stage, events: list[Event]) -> list[Problem]:
     info = stage.wait_end()
     decided = find(events, "decided", attempt=0)
+    failed = [e for e in events if e.event == "node-exit" and e.fields.get("cause") == "program-error"]
+    codes = {int(e.fields["code"]) for e in failed}
     problems = []
+    if decided is None or decided.fields.get("code") not in codes or info.exit_code not in codes:
+        problems.append(Problem(f"the job ended with code {info.exit_code}, the program with {sorted(codes)}"))
     if decided is None or decided.fields.get("cause") != "program-error":
         problems.append(Problem(f"decide did not see a program error: {decided.fields if decided else None}"))
     if info.state != "FAILED" or len(stage.run.attempt_numbers()) != 1:
@@ -215,20 +237,55 @@ def _cancelled_for_good(stage: Stage, events: list[Event]) -> list[Problem]:
         problems.append(Problem("a cancelled job was started again"))
     if find(events, "stop-requested"):
         problems.append(Problem("scancel was taken for a stop request"))
+    if stage.cancelled is None or any(e.event == "committed" and e.time > stage.cancelled for e in events):
+        problems.append(Problem("the job was not cancelled, or saved after that"))
     return problems
 
 
+def _lost_a_node(stage: Stage, events: list[Event]) -> list[Problem]:
+    """A node went away in attempt 0, without a word, and another attempt trained on."""
+    if stage.killed is None or stage.killed in read_node_exits(stage.run.attempt(0)):
+        return [Problem(f"no node was lost: {stage.killed or 'none'} was to be, and left a record of its end")]
+    decided = find(events, "decided", attempt=0)
+    if decided is not None and decided.fields.get("cause") == "done":
+        return [Problem("the job was done before the node was lost")]
+    return [] if _worked(events) - {0} else [Problem("no attempt after the loss made a step")]
+
+
+def _worked(events: list[Event]) -> set[int]:
+    return {e.attempt for e in events if e.event == "first-step" and e.attempt is not None}
+
+
+def _several_restarts(stage: Stage, events: list[Event]) -> list[Problem]:
+    worked = _worked(events)
+    return [] if len(worked) >= 3 else [Problem(f"attempts {sorted(worked)} made steps; two requeues make three")]
+
+
 def _mid_save_was_torn(stage: Stage, events: list[Event]) -> list[Problem]:
-    """The kill hit a save: a folder of attempt 0 has no manifest, and it was not resumed."""
-    torn = [
-        path.name
-        for path in stage.run.checkpoints.iterdir()
-        if (key := parse_checkpoint_name(path.name)) and key[0] == 0 and not (path / "MANIFEST").exists()
-    ]
-    resumed = {e.fields["name"] for e in events if e.event == "resumed"}
-    return [Problem(f"{name} has no manifest and was resumed") for name in torn if name in resumed]
+    """The save that the kill hit never became complete, and an older checkpoint was resumed."""
+    seen = stage.watcher.attempts.get(0)
+    due = (seen.last_step if seen else 0) // stage.baseline.every * stage.baseline.every
+    committed = {int(e.fields["step"]) for e in events if e.event == "committed" and e.attempt == 0}
+    resumed = next((e for e in events if e.event == "resumed" and e.attempt), None)
+    if due == 0 or due in committed:
+        return [Problem(f"the save at step {due} was complete before the node died: nothing was torn")]
+    if resumed is None or int(resumed.fields["step"]) >= due:
+        return [
+            Problem(f"after a torn save at step {due} attempt 1 resumed {resumed.fields if resumed else 'nothing'}")
+        ]
+    return []
 
 
+def _save_was_slow(stage: Stage, events: list[Event]) -> list[Problem]:
+    stop = find(events, "stop-step", attempt=0)
+    durable = next((e for e in events if stop and e.event == "committed" and e.time >= stop.time), None)
+    if stop is None or durable is None or durable.time - stop.time < stage.spec.wait:
+        took = durable.time - stop.time if stop and durable else 0.0
+        return [Problem(f"the save took {took:.1f} s, no longer than srun waits: the fault had no effect")]
+    return []
+
+
+_LOSS_CHECKS = (_lost_a_node,)
 _STOP_CHECKS = (_stopped_for("notice"), _same_step_everywhere, _committed_before_deadline)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -247,23 +304,35 @@ SCENARIOS: dict[str, Scenario] = {
             inject=_notice_two,
             checks=_STOP_CHECKS,
             max_lost=_nothing_lost,
+            min_nodes=2,
         ),
-        Scenario(name="loss-soon", summary="a node dies, set DOWN 20 s later", inject=_loss(20.0)),
-        Scenario(name="loss-late", summary="a node dies, set DOWN 120 s later", inject=_loss(120.0)),
-        Scenario(name="loss-never", summary="a node dies, nobody sets it DOWN but Slurm", inject=_loss(None)),
-        Scenario(name="loss-batch-host", summary="the batch script's node dies", inject=_loss(20.0, victim=0)),
+        Scenario(name="loss-soon", summary="a node dies, set DOWN 20 s later", inject=_loss(20.0), checks=_LOSS_CHECKS),
+        Scenario(
+            name="loss-late", summary="a node dies, set DOWN 120 s later", inject=_loss(120.0), checks=_LOSS_CHECKS
+        ),
+        Scenario(
+            name="loss-never",
+            summary="a node dies, nobody sets it DOWN but Slurm",
+            inject=_loss(None),
+            checks=_LOSS_CHECKS,
+        ),
+        Scenario(
+            name="loss-batch-host",
+            summary="the batch script's node dies",
+            inject=_loss(20.0, victim=0),
+            checks=_LOSS_CHECKS,
+        ),
         Scenario(
             name="loss-mid-save",
             summary="a node dies in the middle of a save",
             inject=_loss_mid_save,
-            checks=(_mid_save_was_torn,),
-            max_lost=lambda stage: 2 * stage.baseline.every,
+            checks=(*_LOSS_CHECKS, _mid_save_was_torn),
         ),
         Scenario(
             name="slow-saver",
             summary="one node needs longer for the save than srun --wait",
             inject=_slow_saver,
-            checks=_STOP_CHECKS,
+            checks=(*_STOP_CHECKS, _save_was_slow),
             max_lost=_nothing_lost,
         ),
         Scenario(
@@ -286,7 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
             name="double-requeue",
             summary="several requeue requests at once, then one more",
             inject=_double_requeue,
-            checks=(_one_attempt_a_restart,),
+            checks=(_one_attempt_a_restart, _several_restarts),
         ),
         Scenario(
             name="corrupt-newest",
@@ -315,8 +384,11 @@ SCENARIOS: dict[str, Scenario] = {
 GROUPS = {"loss": ("loss-soon", "loss-late", "loss-never")}
 
 
-def choose(names: Sequence[str]) -> list[Scenario]:
-    """Return the scenarios of these names, all of them for none; raise UsageError for an unknown one."""
+def choose(names: Sequence[str], *, nodes: int) -> list[Scenario]:
+    """Return the scenarios of these names, for none all that a job of so many nodes can have.
+
+    Raises UsageError for an unknown name, or one that takes more nodes.
+    """
     import difflib
 
     wanted = [name for given in names for name in GROUPS.get(given, (given,))] or list(SCENARIOS)
@@ -325,4 +397,11 @@ def choose(names: Sequence[str]) -> list[Scenario]:
             near = difflib.get_close_matches(name, [*SCENARIOS, *GROUPS], n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"choose of: {', '.join([*SCENARIOS, *GROUPS])}"
             raise UsageError(f"no scenario {name!r}", fix=hint)
-    return [SCENARIOS[name] for name in dict.fromkeys(wanted)]
+    chosen = [SCENARIOS[name] for name in dict.fromkeys(wanted)]
+    small = [scenario for scenario in chosen if scenario.min_nodes > nodes]
+    if small and names:
+        raise UsageError(
+            f"scenario {small[0].name} takes {small[0].min_nodes} nodes, and the job has {nodes}",
+            fix=f"use -N {small[0].min_nodes} or more, or leave it out",
+        )
+    return [scenario for scenario in chosen if scenario not in small]

@@ -47,7 +47,9 @@ class Stage:
     watcher: Watcher
     until: float  # monotonic; a job that is not over by then hangs
     fault_folder: Path | None = None  # where an exception was prepared
-    ended: dict[int, float] = field(default_factory=dict)  # attempt -> when its batch host was killed
+    ended: dict[int, float] = field(default_factory=dict)  # attempt -> when a node of it was killed
+    killed: str | None = None  # the node that was killed in attempt 0
+    cancelled: float | None = None  # when the job was cancelled
     noticed: float | None = None  # when the first notice was given
     deadline: float | None = None
 
@@ -69,15 +71,21 @@ class Stage:
         start = int(self.baseline.steps * share) // every * every
         return min(start + max(1, int(every * of_interval)), self.baseline.steps - 3)
 
+    def need_checkpoint_before(self, step: int) -> None:
+        """Raise RehearsalError unless the baseline saved before `step`."""
+        if step <= self.baseline.every:
+            raise RehearsalError(
+                f"the job saves every {self.baseline.every} steps, so at step {step} it has no checkpoint yet",
+                fix="let it save at least three times (Run(..., every=...), or `every` in [checkpoint])",
+            )
+
     def wait_step(self, step: int, attempt: int = 0) -> None:
         """Wait until the leading rank has finished `step` in `attempt`."""
         self.watcher.wait_page(attempt, lambda page: page.step >= step, self._over_for(attempt, f"step {step}"))
 
-    def wait_saving(self, attempt: int = 0, *, after_step: int = -1) -> None:
-        """Wait until a save is in progress that began at or after `after_step`."""
-        self.watcher.wait_page(
-            attempt, lambda page: page.saving_since > 0 and page.step >= after_step, self._over_for(attempt, "a save")
-        )
+    def wait_saving(self, attempt: int = 0) -> None:
+        """Wait until a save is in progress."""
+        self.watcher.wait_page(attempt, lambda page: page.saving_since > 0, self._over_for(attempt, "a save"))
 
     def wait_event(
         self, name: str, attempt: int | None = None, *, after_attempt: int | None = None, **fields: object
@@ -119,23 +127,23 @@ class Stage:
     def kill(self, node: str, attempt: int = 0, *, down_after: Down = "clustermgtd") -> None:
         """Take a node away without a notice."""
         self.ended.setdefault(attempt, time.time())
+        self.killed = self.killed or node
         self.cluster.kill(node, down_after=down_after)
 
     def rank_pids(self, node: str) -> list[int]:
         """Return the pids of the job's rank processes on a node."""
         return [pid for pid in self.cluster.processes(node=node, job=self.job_id) if is_rank(pid)]
 
-    def freeze(self, node: str, seconds: float) -> None:
-        """Stop a node's ranks for `seconds` (as a hung file system would), then let them go on."""
-        with self.frozen(node):
-            time.sleep(seconds)  # the fault is its duration
-
-    @contextlib.contextmanager
-    def frozen(self, *nodes: str) -> Iterator[None]:
-        """Stop these nodes' ranks for as long as the block runs."""
+    def ranks(self, *nodes: str) -> list[int]:
+        """Return the pids of the ranks on these nodes; raise RehearsalError if there are none."""
         pids = [pid for node in nodes for pid in self.rank_pids(node)]
         if not pids:
             raise RehearsalError(f"no rank of the job runs on {', '.join(nodes)}")
+        return pids
+
+    @contextlib.contextmanager
+    def frozen(self, pids: Sequence[int]) -> Iterator[None]:
+        """Stop these ranks, as a hung file system would, for as long as the block runs."""
         _signal_all(pids, signal.SIGSTOP)
         try:
             yield

@@ -52,17 +52,23 @@ Trace = Mapping[int, Mapping[str, Any]]  # step -> what was logged at it
 def merge_traces(attempts: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[dict[int, dict[str, Any]], list[int]]:
     """Merge one rank's metrics over attempts; return them by step and the steps that two attempts saw differently.
 
-    A step that was lost is done again, so it may appear twice; both must be the same.
+    A step that was lost is done again, so it may appear twice; both must be the same. Several lines of one step in one
+    attempt are one record, of which a killed rank may have written a part.
     """
     merged: dict[int, dict[str, Any]] = {}
     differing = []
     for records in attempts:
+        by_step: dict[int, dict[str, Any]] = {}
         for record in records:
-            step = int(record["step"])
-            if step in merged and merged[step] != dict(record):
-                differing.append(step)
-            merged[step] = dict(record)
+            by_step.setdefault(int(record["step"]), {}).update(record)
+        differing += [step for step, record in by_step.items() if _contradict(merged.get(step, {}), record)]
+        for step, record in by_step.items():
+            merged.setdefault(step, {}).update(record)
     return merged, sorted(set(differing))
+
+
+def _contradict(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return any(one[key] != other[key] for key in one.keys() & other.keys())
 
 
 def first_difference(baseline: Mapping[int, Trace], run: Mapping[int, Trace], key: str) -> str | None:

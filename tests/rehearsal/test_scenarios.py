@@ -29,10 +29,12 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
         return subprocess.Popen([*argv, "--folder", str(folder), *flags], stdout=subprocess.PIPE, stderr=log, text=True)
 
 
-def finish(process: subprocess.Popen[str]) -> dict[str, dict[str, Any]]:
-    printed, _ = process.communicate()
-    assert process.returncode in {0, 1}, f"rehearse exited with {process.returncode}"
-    return {verdict["scenario"]: verdict for verdict in json.loads(printed)["verdicts"]}
+def finish(*processes: subprocess.Popen[str]) -> dict[str, dict[str, Any]]:
+    """Wait for them all, so that none is left behind, and return their verdicts."""
+    printed = [process.communicate()[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert set(codes) <= {0, 1}, f"rehearse exited with {codes}"
+    return {verdict["scenario"]: verdict for text in printed for verdict in json.loads(text)["verdicts"]}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +49,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         )
         for part in range(SIDE_BY_SIDE)
     ]
-    for process in processes:
-        found |= finish(process)
-    return found
+    return found | finish(*processes)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

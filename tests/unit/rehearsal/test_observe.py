@@ -35,6 +35,19 @@ def test_the_watcher_keeps_the_last_step_after_the_launch_is_gone(tmp_path: Path
     assert (watcher.attempts[0].first_step, watcher.attempts[0].last_step) == (7, 9)
 
 
+def test_a_page_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    nodes = run.attempt(0).nodes
+    nodes.mkdir(parents=True)
+    (tmp_path / "page").write_bytes(b"")
+    (nodes / "n1.json").write_text(json.dumps({"rank": 0, "page": str(tmp_path / "page"), "pid": os.getpid()}))
+    with Watcher(run) as watcher:
+        assert watcher._thread is not None
+        watcher._thread.join(timeout=30)
+    with pytest.raises(RehearsalError, match="could not be watched"):
+        watcher.check()
+
+
 def test_waiting_for_a_step_ends_when_the_job_has_ended(tmp_path: Path) -> None:
     with Watcher(RunDir(tmp_path)) as watcher, pytest.raises(RehearsalError, match="the job ended"):
         watcher.wait_page(0, lambda page: True, lambda: "the job ended (FAILED)")
@@ -54,7 +67,7 @@ def test_metrics_leave_out_the_line_a_killed_rank_tore(tmp_path: Path) -> None:
         run.attempt(attempt).path.mkdir(parents=True)
         run.logs(attempt).mkdir(parents=True)
         (run.logs(attempt) / "metrics-rank0.jsonl").write_text(text)
-    assert [[line["step"] for line in lines] for lines in read_metrics(run)[0]] == [[0], [1]]
+    assert {n: [line["step"] for line in lines] for n, lines in read_metrics(run)[0].items()} == {0: [0], 1: [1]}
 
 
 def test_a_flipped_byte_keeps_the_size_and_changes_one_bit(tmp_path: Path) -> None:

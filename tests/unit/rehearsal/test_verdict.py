@@ -21,6 +21,13 @@ def test_a_step_done_again_with_another_result_is_named() -> None:
     assert differing == [1]
 
 
+def test_lines_of_one_step_are_one_record_that_a_killed_rank_may_have_begun() -> None:
+    loss, samples = {"step": 3, "loss": 1.0}, {"step": 3, "samples": [5]}
+    assert merge_traces([[loss, samples]]) == ({3: {"step": 3, "loss": 1.0, "samples": [5]}}, [])
+    assert merge_traces([[loss], [loss, samples]])[1] == []
+    assert merge_traces([[loss, samples], [loss, {"step": 3, "samples": [6]}]])[1] == [3]
+
+
 def test_first_difference_names_rank_step_and_both_values() -> None:
     expected = {0: {0: line(0, 1.0, 3), 1: line(1, 0.5, 4)}}
     got = {0: {0: line(0, 1.0, 3), 1: line(1, 0.5, 9)}}
