@@ -5,15 +5,27 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pctool.errors import HOLD, SlurmError
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
 from pctool.slurm import query
+from pctool.slurm.command import RefusedError, failed
 from pctool.slurm.comment import format_comment, parse_comment
 
 ALREADY_PENDING = "pending execution"  # what `scontrol requeue` says of a job that is requeued already
+# What scontrol says where slurmctld has understood and will not. All else it may say (cannot be contacted, timed out,
+# zero bytes, authentication, `can not be altered now`) passes, and is met with another try. Source: slurm_errno.c.
+_REFUSALS = (
+    "Access/permission denied",
+    "Invalid job id",
+    "Invalid user id",
+    "Job/step already completing or completed",
+    "Requested operation is presently disabled",
+    "Requested operation not supported",
+)
 ADVICE = {
     "stalled": "see why in `pctool logs {job}`, then start the count anew with `scontrol release {job}`",
     "below-durable": "bring the checkpoints back, or accept the loss with `pctool resume {job} --from STEP`; "
@@ -44,21 +56,28 @@ def hold(run: RunDir, *, job_id: str, rule: str, why: str, attempt: int | None) 
     """Hold this job and return the code to exit with.
 
     Where RequeueExitHold has 86, that exit code holds; else `scontrol requeuehold`, which the job's owner may use.
-    Where Slurm does not answer for two minutes, the exit code is all that is left. Raises SlurmError if Slurm refuses.
+    `job_id` is the id as those commands take it: 9_1 for a task of an array.
+    Where Slurm does not answer for half an hour, the exit code is all that is left. Raises SlurmError if Slurm refuses.
     """
     try:
-        _, hold_codes = query.patiently(query.requeue_exit_codes)
+        _, hold_codes = query.patiently(query.requeue_exit_codes, patience=query.LONG_PATIENCE_S)
     except SlurmError as error:
         # exiting with 86 holds where RequeueExitHold has it; any other way the job is over
         tell(f"pctool: Slurm could not be asked: {error.what}")
         hold_codes = frozenset({HOLD})
-    if run.ledger.exists():  # one made here would pass for the run's own at the next start
+    if _is_there(run.ledger):  # one made here would pass for the run's own at the next start
         write_down(run, "held", attempt=attempt, rule=rule, why=why)
     note(run, job_id, f"held: {why}")
-    if HOLD in hold_codes:
-        return Held(rule=rule, why=why, code=HOLD, how="exit-code")
-    requeue(job_id, verb="requeuehold")
-    return Held(rule=rule, why=why, code=HOLD, how="scontrol")
+    by_scontrol = HOLD not in hold_codes and requeue(job_id, verb="requeuehold")
+    return Held(rule=rule, why=why, code=HOLD, how="scontrol" if by_scontrol else "exit-code")
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether the file is there; a file system that does not say must not keep the job from being held."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def write_down(run: RunDir, event: str, *, attempt: int | None, **fields: Any) -> None:
@@ -76,18 +95,34 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
-def requeue(job_id: str, *, verb: str = "requeue") -> None:
+def requeue(job_id: str, *, verb: str = "requeue") -> bool:
     """Requeue this running job by `scontrol requeue` (or `requeuehold`); that it is pending already is success.
 
-    Raises SlurmError with Slurm's words if it refuses.
+    `job_id` is 9_1 for a task of an array: the id of the one that started last is that of the whole array, and Slurm
+    would requeue all of it. Returns False, and says so in the job's output, where Slurm does not answer for half an
+    hour: the exit code is all that is left then. Raises SlurmError with Slurm's words if it refuses.
     """
-    done = query.patiently(lambda: query.ask(["scontrol", verb, job_id], check=False))
+    try:
+        query.patiently(lambda: _requeue_once(job_id, verb), patience=query.LONG_PATIENCE_S)
+    except RefusedError:
+        raise
+    except SlurmError as error:
+        tell(f"pctool: `scontrol {verb} {job_id}` did not get through, so the exit code must do: {error.what}")
+        return False
+    return True
+
+
+def _requeue_once(job_id: str, verb: str) -> None:
+    done = query.ask(["scontrol", verb, job_id], check=False)
     said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-    if done.code != 0 and ALREADY_PENDING not in said:
-        raise SlurmError(
+    if done.code == 0 or ALREADY_PENDING in said:
+        return
+    if any(refusal in said for refusal in _REFUSALS):
+        raise RefusedError(
             f"`scontrol {verb} {job_id}` was refused: {said}",
             fix="submit the job with requeue allowed (Requeue=1), or resubmit it: the next attempt resumes by itself",
         )
+    raise failed(done)
 
 
 def note(run: RunDir, job_id: str, text: str) -> str | None:

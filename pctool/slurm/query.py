@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pctool.errors import SlurmError
-from pctool.slurm.command import TIMEOUT_S, Completed, failed, run
+from pctool.slurm.command import TIMEOUT_S, Completed, RefusedError, failed, run
 from pctool.slurm.parse import (
     QUEUE_FORMAT,
     JobInfo,
@@ -25,7 +25,10 @@ from pctool.slurm.parse import (
 )
 
 OLDEST_VERSION = (22, 5)
-PATIENCE_S = 120.0  # as SlurmctldTimeout: a backup controller takes over, or a restarted one is back, in that time
+PATIENCE_S = 120.0  # slurmctld's own SlurmctldTimeout: it is restarted, or its backup takes over, in that time
+# Where the job would be over without Slurm's answer. ParallelCluster has no backup controller, so a reboot of the head
+# node has to be outlasted. The wait costs nothing: a job's nodes stay its own until slurmctld hears of its end.
+LONG_PATIENCE_S = 1800.0
 RETRY_S = 3.0
 _GONE = ("Invalid job id", "not found")
 _T = TypeVar("_T")
@@ -40,12 +43,15 @@ def ask(argv: Sequence[str], *, timeout: float = TIMEOUT_S, check: bool = True) 
 def patiently(call: Callable[[], _T], *, patience: float = PATIENCE_S, period: float = RETRY_S) -> _T:
     """Return what `call` returns; a SlurmError is met with another try every `period` seconds, for `patience` seconds.
 
-    For decisions that must not be lost because slurmctld is being restarted. Raises the last SlurmError.
+    For decisions that must not be lost because slurmctld is being restarted. Raises the last SlurmError, and a
+    RefusedError at once.
     """
     deadline = time.monotonic() + patience
     while True:
         try:
             return call()
+        except RefusedError:
+            raise
         except SlurmError:
             if time.monotonic() + period > deadline:
                 raise

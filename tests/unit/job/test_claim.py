@@ -340,7 +340,7 @@ def test_a_silent_slurm_leaves_the_exit_code_to_hold_by(
         raise SlurmError("slurmctld is silent")
 
     monkeypatch.setattr(query, "requeue_exit_codes", silent)
-    monkeypatch.setattr(query, "patiently", lambda call: call())
+    monkeypatch.setattr(query, "patiently", lambda call, **_: call())
     outcome = held(claim_attempt(start(RunDir(tmp_path), restart=1)))
     assert (outcome.rule, outcome.code, outcome.how) == ("run-missing", 86, "exit-code")
     assert not any("requeuehold" in argv for argv in slurm.asked)

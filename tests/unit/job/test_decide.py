@@ -224,7 +224,7 @@ def test_slurm_that_does_not_answer_costs_no_requeue(
 ) -> None:
     slurm()
 
-    def silent(call: Callable[[], object]) -> object:
+    def silent(call: Callable[[], object], **_: float) -> object:
         raise SlurmError("`scontrol show config` gave no answer in 30 s")
 
     monkeypatch.setattr(query, "patiently", silent)
