@@ -143,7 +143,8 @@ def _named(job_id: str) -> JobInfo:
 def _nudge(job: JobInfo, now: float) -> Nudge:
     saved = max(0.0, job.eligible_time - now) if job.eligible_time is not None else 0.0
     try:
-        query.ask(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"])
+        # by its label: the task that started last has the id of its whole array, whose running tasks Slurm refuses
+        query.ask(["scontrol", "update", f"JobId={job.label}", "StartTime=now"])
     except SlurmError as error:
         return Nudge(job=job, error=error.what)
     return Nudge(job=job, saved_s=saved)

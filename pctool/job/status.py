@@ -230,7 +230,8 @@ def _unheeded(found: Found, beat: Heartbeat | None, events: Sequence[Event], num
         else ": its script uses neither pctool.train nor --stop-signal, or has not come so far"
     )
     since = format_duration(now - asked[0])
-    return [f"{said} {since} ago, and it still runs{why}; `scancel {found.job_id}` ends it without a save"]
+    label = found.job.label if found.job else found.job_id  # the bare id of a task may be that of its whole array
+    return [f"{said} {since} ago, and it still runs{why}; `scancel {label}` ends it without a save"]
 
 
 def _claimed(events: Sequence[Event], number: int | None) -> float | None:

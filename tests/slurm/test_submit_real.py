@@ -18,12 +18,19 @@ from submitit.core.utils import FailedJobError
 from pctool.cluster.view import load_view
 from pctool.errors import RunInUseError, SlurmError, UsageError
 from pctool.facts.resources import resource
+from pctool.job.find import find_run, jobs_file
+from pctool.job.nudge import nudge
 from pctool.job.plan import make_plan
+from pctool.job.stop import request_stop
 from pctool.job.submit import execute, submit
+from pctool.job.submitted import SubmittedJob
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
+from pctool.run.records import Claim, claim_bytes
+from pctool.run.stop import read_stop
 from pctool.slurm import query
 from pctool.slurm.comment import parse_comment
+from pctool.slurm.parse import JobInfo
 from pctool.slurm.private import PrivateCluster
 from pctool.slurm.view import live_view
 from pctool.spec.job import JobSpec
@@ -242,6 +249,85 @@ def test_a_signal_to_the_batch_script_leaves_the_stop_note_and_the_step_ends_by_
     assert note == {"why": "time-limit", "who": "slurm", "deadline": info.end_time, "requeue": True}
     assert "--srun-code 0" in (submitted.stdout() or "")
     assert submitted.state == "COMPLETED"
+
+
+@pytest.mark.parametrize("signal", ["B:USR2@60", "B:TERM@60"])
+def test_pctool_stop_is_understood_whatever_signal_announces_the_time_limit(folder: Path, signal: str) -> None:
+    submitted = run_script(folder, signal=signal, time="10")
+    wait_for(lambda: "launch" in (submitted.stdout() or ""))
+    stop_by_verb(query_job(submitted.job_id))
+    submitted.wait()
+    assert "--srun-code 0" in (submitted.stdout() or "")
+    assert submitted.state == "COMPLETED"
+
+
+def test_a_stop_of_one_task_leaves_the_others_of_its_array_alone(folder: Path) -> None:
+    submitted = run_script(folder, array="0-1", cpus_per_task=192, time="10")
+    namesake, other = running_tasks(submitted)
+    stop_by_verb(namesake)
+    wait_for(lambda: task_of(submitted, namesake).done())
+    time.sleep(2.0)  # what a signal to the whole array would have needed
+    assert query_job(other.label).state == "RUNNING"
+    assert read_stop(RunDir(Path(task_of(submitted, other).run_dir)).attempt(0)) is None
+    stop_by_verb(other)
+    submitted.wait()
+    assert [task.state for task in submitted.array_jobs] == ["COMPLETED", "COMPLETED"]
+
+
+def test_the_note_of_the_task_that_has_its_array_s_id_knows_when_the_job_ends(folder: Path) -> None:
+    submitted = run_script(folder, array="0-1", cpus_per_task=192, time="10")
+    namesake, other = running_tasks(submitted)
+    subprocess.run(["scancel", "--batch", "--signal=USR1", namesake.label], check=True)
+    stop = RunDir(Path(task_of(submitted, namesake).run_dir)).attempt(0)
+    wait_for(stop.stop.exists)
+    note = read_stop(stop)
+    stop_by_verb(other)
+    submitted.wait()
+    assert note is not None
+    assert (note.why, note.deadline) == ("time-limit", namesake.end_time)
+
+
+def test_a_task_is_nudged_while_another_of_its_array_runs(folder: Path) -> None:
+    submitted = submit(job(folder, "sleep 60", array="0-1"))
+    try:
+        namesake, other = running_tasks(submitted, said="")
+        subprocess.run(["scontrol", "requeue", namesake.label], check=True)
+        wait_for(lambda: query_job(namesake.label).reason == "BeginTime")
+        (done,) = nudge([namesake.label])
+        assert (done.error, done.job.label) == (None, namesake.label)
+        assert query_job(other.label).state == "RUNNING"
+    finally:
+        submitted.cancel()
+    submitted.wait()
+
+
+def query_job(job_id: str) -> JobInfo:
+    found = query.show_job(job_id)
+    assert found is not None
+    return found
+
+
+def running_tasks(submitted: SubmittedJob, said: str = "launch") -> tuple[JobInfo, JobInfo]:
+    """Wait until both tasks run (and have said a word); return the one whose id is the array's own, then the other."""
+    tasks = submitted.array_jobs
+    wait_for(lambda: all(query_job(one.job_id).state == "RUNNING" and said in (one.stdout() or "") for one in tasks))
+    found = [query_job(one.job_id) for one in tasks]
+    (namesake,) = [one for one in found if one.job_id == one.array_job_id]
+    (other,) = [one for one in found if one.job_id != one.array_job_id]
+    return namesake, other
+
+
+def task_of(submitted: SubmittedJob, found: JobInfo) -> SubmittedJob:
+    return next(one for one in submitted.array_jobs if one.job_id == found.label)
+
+
+def stop_by_verb(found: JobInfo) -> None:
+    """Ask for a stop as `pctool stop` does; the stand-in for claim leaves no claim, so it is written here."""
+    run = find_run(found.label, jobs=jobs_file({})).run
+    claim = Claim(job_id=found.job_id, restart=0, nonce="n", host="a", nodes=("a",), time=time.time(), hub="a:1")
+    run.attempt(0).claim.write_bytes(claim_bytes(claim))
+    stopping = request_stop(find_run(found.label, jobs=jobs_file({})), who="ada", requeue=False)
+    assert (stopping.job_id, stopping.slow) == (found.label, None)
 
 
 def test_the_command_line_prints_the_id_as_sbatch_does_and_refuses_the_second(folder: Path) -> None:

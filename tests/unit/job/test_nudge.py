@@ -85,6 +85,13 @@ def test_only_our_waiting_jobs_are_nudged(asked: list[Sequence[str]]) -> None:
     assert asked == [["scontrol", "update", "JobId=7", "StartTime=now"]]
 
 
+def test_a_task_is_named_by_its_label(asked: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    task = job(array_job_id="7", array_task_id="1")  # it started last: its id is that of the whole array
+    monkeypatch.setattr(query, "show_job", lambda *_, **__: task)
+    nudge(["7_1"])
+    assert asked == [["scontrol", "update", "JobId=7_1", "StartTime=now"]]
+
+
 @pytest.mark.parametrize(
     ("submit_time", "waits"), [(NOW - 90, False), (NOW - 20, True), (NOW, True), (NOW + 40, True), (None, True)]
 )

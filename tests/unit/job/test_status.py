@@ -119,6 +119,9 @@ def test_a_stop_that_nobody_follows(run: RunDir) -> None:
     note = status_of(running, now=now + 240).notes[-1]
     assert "4 min 00 s ago, and it still runs: its script uses neither pctool.train nor --stop-signal" in note
     assert "`scancel 7` ends it" in note
+    # the task that started last has the id of its whole array, all of which `scancel 7` would end
+    task = Found(run=run, job_id="7", job=job(ArrayJobId=7, ArrayTaskId=1))
+    assert "`scancel 7_1` ends it" in status_of(task, now=now + 240).notes[-1]
     ledger.append("fresh", attempt=0)
     assert "neither" not in status_of(running, now=now + 240).notes[-1]
 
