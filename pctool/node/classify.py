@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TAIL_BYTES = 65536  # of the log; a watchdog's dump with its C++ frames takes about 20 kB
 _REASON = 300  # characters of the reason line
@@ -37,7 +37,10 @@ _PROGRAM = re.compile(
     r"ncclInvalidUsage|ncclInvalidArgument|ncclUnhandledCudaError|CUDA error|out of memory|OutOfMemory", re.IGNORECASE
 )
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-_TRACEBACK = "Traceback (most recent call last):"
+# Python's own and rich's, which draws a box around it
+_TRACEBACK = re.compile(r"^\s*(?:Traceback \(most recent call last\):$|[╭+].* Traceback \(most recent call last\))")
+# Tracebacks of what went on beside the main thread, or after it: clean-up breaks when its rank has died of something.
+_BESIDE = re.compile(r"^(?:Exception ignored |Exception in thread |Error in atexit|Process \S+:$)")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
 _CHAINED = (
     "The above exception was the direct cause of the following exception:",
@@ -46,7 +49,12 @@ _CHAINED = (
 _ABORT = re.compile(
     r"^\s*what\(\):|terminate called after throwing|Watchdog caught collective|terminated with exception"
 )
-
+_MESSAGE_LINES = 5  # of an exception, besides the first
+_LAST_LINES = 10  # of a log without a traceback
+# What comes after an uncaught exception without a word of the script: torch's and NCCL's warnings, wandb's farewell.
+_AFTERMATH = re.compile(r"^(?:\s|\[[IWEF][\d ]|frame #|terminate called|wandb: )|NCCL (?:INFO|WARN)")
+_WARNING = re.compile(r"^(?:\[[IW][\d ]|frame #)")
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
 
 _TEARDOWN = "terminate called without an active exception"
 # A worker that dies of one of these was killed from outside: by the OOM killer, by Slurm, with its node.
@@ -70,28 +78,68 @@ class Verdict:
 
 def classify(code: int, tail: str) -> Verdict:
     """Judge a rank that ended with `code` (negative: killed by that signal) by the end of its log."""
-    if code < 0 and -code != signal.SIGABRT:
+    if code < 0 and -code not in {signal.SIGABRT, *_CRASHES}:
         return Verdict(False, _signal_reason(-code), killed=True)
-    lines = [_PREFIX.sub("", line.rstrip()) for line in tail.splitlines()]
-    exceptions = _last_exceptions(lines)
-    chain = exceptions or ([line for line in lines if _ABORT.search(line)] if code < 0 else [])
-    if not chain and code < 0 and any(_TEARDOWN in line for line in lines[-5:]):
-        return Verdict(False, _TEARDOWN, killed=True, teardown=True)
-    if not chain and code < 0:
+    every = [_PREFIX.sub("", line.rstrip()) for line in tail.splitlines()]
+    lines = _without_beside(every)
+    chain, after = _last_exceptions(lines)
+    verdict = _judge(chain) if chain else None
+    if verdict is not None and verdict.communication:
+        return verdict
+    if -code in _CRASHES:
         return Verdict(False, _signal_reason(-code), killed=True)
-    if not chain:
-        # a SyntaxError of the script itself and argparse's errors come without a traceback
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return Verdict(False, _short(f"exit code {code}: {last}") if last else f"exit code {code}")
+    if code < 0:
+        return _aborted(-code, verdict, lines[after:])
+    return verdict or _without_traceback(code, lines, _last_exceptions(every)[0])
+
+
+def _judge(chain: list[str]) -> Verdict:
+    """Judge by the texts of a chain of exceptions, oldest first, or by the lines of an abort."""
     if _STORE.match(chain[-1]):
         return Verdict(True, _short(chain[-1]))
     program = next((text for text in reversed(chain) if _PROGRAM.search(text)), None)
     if program is not None:
-        return Verdict(False, _short(program), killed=not exceptions)
+        return Verdict(False, _short(program))
     communication = next((text for text in chain if _COMMUNICATION.search(text)), None)
     if communication is not None:
         return Verdict(True, _short(communication))
-    return Verdict(False, _short(chain[-1]), killed=not exceptions or bool(_KILLED_WORKER.search(chain[-1])))
+    return Verdict(False, _short(chain[-1]), killed=bool(_KILLED_WORKER.search(chain[-1])))
+
+
+def _aborted(signum: int, verdict: Verdict | None, after: list[str]) -> Verdict:
+    """Judge an abort by what was written `after` the last traceback, and by the verdict on that, if there is one.
+
+    A traceback that the script caught and logged says nothing of the abort. NCCL's watchdog has the last word: it ends
+    the rank minutes after whatever else went wrong.
+    """
+    aborts = [line for line in after if _ABORT.search(line)]
+    abort = replace(_judge(aborts), killed=True) if aborts else None
+    if abort is not None and abort.communication:
+        return replace(abort, killed=False)
+    if verdict is not None and not _went_on(after):
+        return verdict
+    if abort is None and any(_TEARDOWN in line for line in after[-5:]):
+        return Verdict(False, _TEARDOWN, killed=True, teardown=True)
+    return abort or verdict or Verdict(False, _signal_reason(signum), killed=True)
+
+
+def _went_on(after: list[str]) -> bool:
+    """Return whether the script wrote on after its last traceback: it had caught and logged that one."""
+    words = [line for line in after if line and not _AFTERMATH.search(line) and not _ABORT.search(line)]
+    return len(words) > _MESSAGE_LINES  # so many may belong to the exception's message
+
+
+def _without_traceback(code: int, lines: list[str], beside: list[str]) -> Verdict:
+    """Judge an exit without a traceback of the main thread: it was written in another form, or not at all."""
+    last = [line for line in lines if line.strip() and not _WARNING.search(line)][-_LAST_LINES:]
+    if not any(_PROGRAM.search(line) for line in last):
+        communication = next((line for line in last if _COMMUNICATION.search(line)), None)
+        if communication is not None:
+            return Verdict(True, _short(communication))
+    if beside:
+        return _judge(beside)
+    # a SyntaxError of the script itself and argparse's errors come without a traceback
+    return Verdict(False, _short(f"exit code {code}: {last[-1]}") if last else f"exit code {code}")
 
 
 def classify_agent(kind: str, message: str) -> Verdict:
@@ -113,34 +161,70 @@ def _signal_reason(signum: int) -> str:
     return f"killed by {name}" + (" (out of memory?)" if signum == signal.SIGKILL else "")
 
 
-def _last_exceptions(lines: list[str]) -> list[str]:
-    """Return the texts of the last traceback and of those it is chained to, oldest first; [] if there is none."""
-    starts = [at for at, line in enumerate(lines) if line.strip() == _TRACEBACK]
+def _without_beside(lines: list[str]) -> list[str]:
+    """Leave out the tracebacks of other threads and of clean-up."""
+    kept: list[str] = []
+    at = 0
+    while at < len(lines):
+        beside = _BESIDE.match(lines[at]) and any(_TRACEBACK.match(line) for line in lines[at + 1 : at + 3])
+        if beside:
+            at = _end_of_chain(lines, at + 1)
+        else:
+            kept.append(lines[at])
+            at += 1
+    return kept
+
+
+def _end_of_chain(lines: list[str], start: int) -> int:
+    """Return where a traceback and those chained to it have ended: the line after the last exception's first."""
+    found = _exception_after(lines, start)
+    while found is not None:
+        end = found[0] + 1
+        following = next((at for at in range(end, len(lines)) if _TRACEBACK.match(lines[at])), None)
+        if following is None or not _is_chained(lines, following):
+            return end
+        found = _exception_after(lines, following)
+    return len(lines)
+
+
+def _last_exceptions(lines: list[str]) -> tuple[list[str], int]:
+    """Return the texts of the last traceback and of those it is chained to, oldest first, and where it has ended.
+
+    ([], 0) if there is none.
+    """
+    starts = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
     chain: list[str] = []
+    after = 0
     for at in reversed(starts):
-        text = _exception_after(lines, at)
-        if text is not None:
-            chain.insert(0, text)
-        before = [line for line in lines[max(0, at - 3) : at] if line.strip()]
-        if not before or before[-1].strip() not in _CHAINED:
+        found = _exception_after(lines, at)
+        if found is not None:
+            chain.insert(0, found[1])
+            after = after or found[0] + 1
+        if not _is_chained(lines, at):
             break
-    return chain
+    return chain, after
 
 
-def _exception_after(lines: list[str], start: int) -> str | None:
-    """Return the exception that ends a traceback, with its further lines: messages may have several."""
+def _is_chained(lines: list[str], start: int) -> bool:
+    """Return whether the traceback that starts there follows from the one before it."""
+    before = [line for line in lines[max(0, start - 3) : start] if line.strip()]
+    return bool(before) and before[-1].strip() in _CHAINED
+
+
+def _exception_after(lines: list[str], start: int) -> tuple[int, str] | None:
+    """Return the line of the exception that ends a traceback, and its text: messages may have several lines."""
     for at in range(start + 1, len(lines)):
         line = lines[at]
         if line and not line[0].isspace() and _EXCEPTION.match(line):
-            more = _until_blank(lines[at + 1 : at + 6])
-            return " ".join([line, *more])
+            more = _until_blank(lines[at + 1 : at + 1 + _MESSAGE_LINES])
+            return at, " ".join([line, *more])
     return None
 
 
 def _until_blank(lines: list[str]) -> list[str]:
     kept = []
     for line in lines:
-        if not line.strip() or line.strip() == _TRACEBACK or line.startswith("terminate called"):
+        if not line.strip() or _TRACEBACK.match(line) or line.startswith("terminate called") or _BESIDE.match(line):
             break
         kept.append(line.strip())
     return kept

@@ -176,3 +176,80 @@ def test_a_syntax_error_of_the_script_is_named_though_it_has_no_traceback() -> N
     tail = '  File "/fsx/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
     verdict = classify(1, tail)
     assert (verdict.communication, verdict.reason) == (False, "exit code 1: SyntaxError: invalid syntax")
+
+
+# What clean-up and other threads print when a rank has died, captured from Python 3.11.
+IGNORED = """Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f1>
+Traceback (most recent call last):
+  File "/x/torch/utils/data/dataloader.py", line 1666, in __del__
+    self._shutdown_workers()
+AttributeError: '_MultiProcessingDataLoaderIter' object has no attribute '_workers_status'
+"""
+THREAD = """Exception in thread Thread-3 (_pin_memory_loop):
+Traceback (most recent call last):
+  File "/x/torch/utils/data/_utils/pin_memory.py", line 59, in _pin_memory_loop
+    do_one_step()
+EOFError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner
+    self.run()
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+LOGGED = """WARNING could not upload
+Traceback (most recent call last):
+  File "/x/requests/adapters.py", line 700, in send
+    raise ConnectionError(e, request=request)
+requests.exceptions.ConnectionError: HTTPSConnectionPool(host='metrics'): Max retries exceeded
+"""
+STEPS = "".join(f"step {step} loss 3.2\n" for step in range(30))
+RICH = """╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /fsx/train.py:40 in <module>                                                 │
+│ ❱ 40     loss.backward()                                                     │
+╰──────────────────────────────────────────────────────────────────────────────╯
+DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3699, remote process
+exited or there was a network error, NCCL version 2.27.5
+ncclRemoteError: A call failed possibly due to a network error
+"""
+RICH_OWN = RICH[: RICH.index("DistBackendError")] + "KeyError: 'lr'\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "communication"),
+    [
+        (1, NCCL_REMOTE + IGNORED, True),
+        (1, NCCL_REMOTE + THREAD + IGNORED, True),
+        (1, IGNORED + THREAD + NCCL_REMOTE, True),
+        (-6, NCCL_REMOTE + IGNORED + "terminate called without an active exception\n", True),
+        (-6, LOGGED + STEPS + WATCHDOG, True),
+        (-6, LOGGED + WATCHDOG, True),
+        (-6, LOGGED + STEPS + WATCHDOG_CUDA, False),
+        (1, RICH, True),
+        (1, LOGGED + STEPS + RICH, True),
+        (1, RICH_OWN, False),
+        (1, STEPS + "the run failed: ncclRemoteError: A call failed possibly due to a network error\nbye\n", True),
+        (1, "[rank0]:[W1130 11:00:00.000 TCPStore.cpp:125] recvValue failed\ntrain.py: error: no --lr\n", False),
+        (-11, NCCL_REMOTE, True),
+        (-7, (LOGS / "gloo-peer-killed.txt").read_text() + IGNORED, True),
+        (-11, (LOGS / "value-error.txt").read_text(), False),
+    ],
+)
+def test_what_came_before_or_after_a_lost_neighbour_does_not_hide_it(code: int, text: str, communication: bool) -> None:
+    assert classify(code, text).communication is communication
+
+
+def test_the_main_threads_own_exception_is_named_and_another_threads_only_if_it_is_the_only_one() -> None:
+    own = (LOGS / "value-error.txt").read_text()
+    assert classify(1, own + THREAD + IGNORED).reason == "ValueError: bad sample 17"
+    assert classify(1, RICH_OWN).reason == "KeyError: 'lr'"
+    assert classify(1, "step 5\n" + THREAD).reason.startswith("ConnectionResetError")
+    assert not classify(1, own + THREAD).communication
+
+
+def test_a_traceback_logged_long_before_an_abort_in_teardown_is_not_its_reason() -> None:
+    aborted = "terminate called without an active exception\n"
+    assert classify(-6, LOGGED + STEPS + aborted).teardown
+    warned = "[rank0]:[W1130 ProcessGroupNCCL.cpp:1250] destroy_process_group() was not called\n"
+    assert not classify(-6, (LOGS / "value-error.txt").read_text() + warned + IGNORED + aborted).teardown
