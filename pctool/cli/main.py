@@ -6,6 +6,7 @@ from the table, so that it imports no verb at all.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,9 @@ VERBS: dict[str, Verb] = {
     "watch": Verb("pctool.cli.watch", INSIDE, "watch this node for a spot notice", "pctool watch --drain"),
 }
 
+# What a file system says through a read or a write, where only the opening knew the file's name.
+_STORAGE = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ESHUTDOWN}
+
 
 def entry() -> None:
     """Run the console script."""
@@ -86,9 +90,6 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        _discard_output()
-        return 0
     except ModuleNotFoundError as error:
         if (error.name or "pctool").partition(".")[0] == "pctool":
             raise  # a fault of ours
@@ -96,9 +97,15 @@ def main(argv: Sequence[str]) -> int:
         print("  -> install pctool with what it needs: `pip install pctool` there", file=sys.stderr)
         return UsageError.exit_code
     except OSError as error:
-        if error.filename is None:
+        # by its number: an evicted client of Lustre gets ESHUTDOWN, which Python calls a BrokenPipeError too
+        if error.errno == errno.EPIPE and error.filename is None:
+            _discard_output()
+            return 0
+        if error.filename is None and error.errno not in _STORAGE:
             raise  # no file of the user's: a fault of ours
-        print(f"pctool {name}: {error.filename}: cannot be read or written: {error.strerror}", file=sys.stderr)
+        print(
+            f"pctool {name}: {error.filename or 'a file'}: cannot be read or written: {error.strerror}", file=sys.stderr
+        )
         print("  -> check the path, its permissions, and that the file system is there and has room", file=sys.stderr)
         return UsageError.exit_code
 
