@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
             raise error
 
         verb = SimpleNamespace(run=run, configure=lambda parser: parser.add_argument("job"))
-        monkeypatch.setattr(module.importlib, "import_module", lambda _: verb)
+        monkeypatch.setattr(importlib, "import_module", lambda _: verb)
 
     return make
 
