@@ -178,7 +178,9 @@ def execute(plan: Plan) -> SubmittedJob:
             job_id, said = _through_submitit(plan)
     except OSError as error:
         raise UsageError(
-            f"cannot write: {error.strerror}", where=str(error.filename), fix="choose a run-dir you may write to"
+            f"cannot write: {error.strerror}",
+            where=str(error.filename or spec.run_dir),
+            fix="choose a run-dir that you may write to and that has room",
         ) from error
     job = submitted_job(spec, job_id, user)
     told = (note for one in job.array_jobs or (job,) for note in _tell(one))

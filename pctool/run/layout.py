@@ -123,8 +123,10 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         finally:
             os.close(fd)
         os.rename(temp, path)
-    except BaseException:
+    except BaseException as error:
         temp.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a write or an fsync does not know it
         raise
     fsync_dir(path.parent)
 

@@ -18,7 +18,8 @@ from typing import Any
 EVENTS = {
     "submitted": "the run directory was made and a job submitted: job_id",
     "claim": "an attempt starts: job_id, restart, nodes, host",
-    "held": "claim held the job: why, rule (stalled | below-durable | store-unreadable | run-unwritable | run-missing)",
+    "held": "claim held the job: why, rule (stalled | below-durable | store-unreadable | run-unwritable | run-missing | "
+    "claim-unreadable | slurm-silent)",
     "started": "every launch of the gang is there: nodes, seconds (since the claim)",
     "step-back": "the attempt ends before torchrun starts, since a node has a standing notice: node, deadline",
     "notice": "a node got a spot notice: node, action, deadline, seen",
@@ -74,6 +75,9 @@ class Ledger:
             if os.write(fd, data) != len(data):  # a second write could land behind another process's line
                 raise OSError(errno.ENOSPC, "the event was written in part", str(self.path))
             os.fsync(fd)
+        except OSError as error:
+            error.filename = str(self.path)  # a write or an fsync does not know it
+            raise
         finally:
             os.close(fd)
 

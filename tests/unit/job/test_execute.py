@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from pctool.errors import SlurmError
+from pctool.errors import SlurmError, UsageError
 from pctool.job import submitted
 from pctool.job.plan import make_plan
 from pctool.job.submit import execute
@@ -41,6 +42,21 @@ def submit(run: RunDir, sbatch: str) -> SubmittedJob:
 def test_a_refused_job_leaves_nothing(run: RunDir) -> None:
     with pytest.raises(SlurmError, match="refused the job: no"):
         submit(run, REFUSED)
+    assert not run.path.exists()
+
+
+def test_a_full_disk_is_told_with_the_file_or_else_the_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="No space") as error:
+        patched.setattr(os, "fsync", fail)
+        submit(run, "echo 7")
+    assert error.value.where == str(run.job_toml)
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match="No space") as error:
+        patched.setattr(submitted.Executor, "_submit", fail)  # its script is written without a name in the error
+        submit(run, "echo 7")
+    assert error.value.where == str(run.path)
     assert not run.path.exists()
 
 

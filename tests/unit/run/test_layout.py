@@ -94,8 +94,9 @@ def test_a_failed_call_leaves_the_old_file_and_no_litter(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, call, fail)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as error:
             write_atomic(path, b"new")
+        assert error.value.filename == str(path)  # a write or an fsync does not know it
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
 

@@ -94,6 +94,17 @@ def test_a_partial_write_is_an_error_and_not_silence(ledger: Ledger, monkeypatch
     assert [event.event for event in ledger.read()] == ["fresh"]
 
 
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_is_named_by_its_file(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="No space") as error:
+        ledger.append("claim", attempt=0)
+    assert error.value.filename == str(ledger.path)
+
+
 def test_appends_of_many_processes_stay_whole(ledger: Ledger) -> None:
     program = """
 import sys
