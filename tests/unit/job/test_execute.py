@@ -49,12 +49,13 @@ def test_a_full_disk_is_told_with_the_file_or_else_the_run(run: RunDir, monkeypa
     def fail(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched, pytest.raises(UsageError, match="No space") as error:
+    with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
-        submit(run, "echo 7")
+        with pytest.raises(UsageError, match="No space") as error:
+            submit(run, "echo 7")
     assert error.value.where == str(run.job_toml)
-    with monkeypatch.context() as patched, pytest.raises(UsageError, match="No space") as error:
-        patched.setattr(submitted.Executor, "_submit", fail)  # its script is written without a name in the error
+    monkeypatch.setattr(submitted.Executor, "_submit", fail)  # its script is written without a name in the error
+    with pytest.raises(UsageError, match="No space") as error:
         submit(run, "echo 7")
     assert error.value.where == str(run.path)
     assert not run.path.exists()
