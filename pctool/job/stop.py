@@ -13,6 +13,7 @@ from pctool.run.ledger import Event, Ledger
 from pctool.run.records import read_claim
 from pctool.run.stop import StopRequest, read_stop, write_stop
 from pctool.slurm import query
+from pctool.slurm.parse import JobInfo
 from pctool.slurm.states import Phase, phase
 
 
@@ -46,33 +47,39 @@ def request_stop(found: Found, *, who: str, requeue: bool) -> Stopping:
     """Write the stop file of the current attempt and wake the batch script.
 
     The file is what counts: it says who asked and whether the job goes on. The signal only hastens it, since a shared
-    file system may show the file late. Raises NotFoundError if the job does not run, UsageError before its first
-    attempt has begun.
+    file system may show the file late. Raises NotFoundError if the job does not run, UsageError before it has
+    claimed its attempt (again, after a requeue), and for `requeue` where Slurm may not requeue it.
     """
-    job_id = _running(found)
+    job = _running(found)
+    if requeue and not job.requeue:
+        raise UsageError(
+            f"job {job.label} was submitted with --no-requeue: it would save and end, and not go on",
+            fix=f"leave out --requeue (`pctool stop {job.label}`), then submit it again with the same run-dir",
+        )
     number = max(found.run.attempt_numbers(), default=None)
     claim = read_claim(found.run.attempt(number)) if number is not None else None
-    if number is None or claim is None or (found.job is not None and claim.job_id != found.job.job_id):
+    # a requeue keeps the id, and counts as running while its nodes boot: only the restart tells whose attempt it is
+    if number is None or claim is None or (claim.job_id, claim.restart) != (job.job_id, job.restarts):
         raise UsageError(
-            f"job {job_id} runs but has not claimed its attempt yet",
+            f"job {job.label} is {job.state} but has not claimed its attempt yet (its nodes may still boot)",
             where=str(found.run.attempts),
-            fix=f"try again in a moment, or end it without a save: `scancel {job_id}`",
+            fix=f"try again once `pctool status {job.label}` shows it, or end it without a save: `scancel {job.label}`",
         )
     attempt = found.run.attempt(number)
     earlier = read_stop(attempt)
     deadline = earlier.deadline if earlier else 0.0  # of a notice that is being answered already
     write_stop(attempt, StopRequest(why="user", who=who, deadline=deadline, requeue=requeue))
     return Stopping(
-        job_id=job_id,
+        job_id=job.label,
         attempt=number,
         requeue=requeue,
-        slow=_wake(job_id),
+        slow=_wake(job.label),
         follows=follows(found.run, number, Ledger(found.run.ledger).read()),
         again=earlier is not None,
     )
 
 
-def _running(found: Found) -> str:
+def _running(found: Found) -> JobInfo:
     job = found.job
     if job is None and found.job_id is None:
         raise NotFoundError("no job has worked here yet", where=str(found.run.path), fix="see `pctool status`")
@@ -92,12 +99,13 @@ def _running(found: Found) -> str:
         )
     if phase(job.state) is not Phase.RUNNING:
         raise NotFoundError(f"job {job.label} is not running, it is {job.state}", fix="see `pctool status`")
-    return job.label
+    return job
 
 
-def _wake(job_id: str) -> str | None:
+def _wake(label: str) -> str | None:
+    """Signal the batch script of this job, or of this one task of an array; return what Slurm said if it could not."""
     try:
-        query.ask(["scancel", "--batch", "--signal=USR1", job_id])
+        query.ask(["scancel", "--batch", "--signal=USR1", label])
     except SlurmError as error:
         return error.what
     return None

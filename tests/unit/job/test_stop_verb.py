@@ -19,8 +19,9 @@ from pctool.slurm import query
 from pctool.slurm.parse import JobInfo, parse_jobs
 
 
-def job(state: str = "RUNNING") -> JobInfo:
-    return parse_jobs(f"JobId=7 JobName=x\n UserId=ada(1)\n JobState={state} Reason=None\n")[0]
+def job(state: str = "RUNNING", *, requeue: int = 1, restarts: int = 2) -> JobInfo:
+    more = f"Requeue={requeue} Restarts={restarts}"
+    return parse_jobs(f"JobId=7 JobName=x\n UserId=ada(1)\n JobState={state} Reason=None\n {more}\n")[0]
 
 
 @pytest.fixture
@@ -98,3 +99,20 @@ def test_before_the_claim_and_after_another_job_s(run: RunDir, tmp_path: Path, a
     run.attempt(2).claim.write_bytes(claim_bytes(other))
     with pytest.raises(UsageError, match="not claimed"):
         request_stop(Found(run=run, job=job()), who="ada", requeue=False)
+
+
+@pytest.mark.parametrize("state", ["CONFIGURING", "RUNNING"])
+def test_between_a_requeue_and_the_next_claim(run: RunDir, asked: list[Sequence[str]], state: str) -> None:
+    # the id is the same, but the attempt is one that has ended; its nodes may boot for minutes
+    with pytest.raises(UsageError, match="not claimed") as error:
+        request_stop(Found(run=run, job=job(state, restarts=3)), who="ada", requeue=False)
+    assert "scancel 7" in (error.value.fix or "")
+    assert read_stop(run.attempt(2)) is None
+    assert asked == []  # a signal before the claim would leave a note of the time limit, and the job would go on
+
+
+def test_a_job_that_slurm_does_not_requeue_is_not_said_to_go_on(run: RunDir, asked: list[Sequence[str]]) -> None:
+    with pytest.raises(UsageError, match="no-requeue"):
+        request_stop(Found(run=run, job=job(requeue=0)), who="ada", requeue=True)
+    assert (read_stop(run.attempt(2)), asked) == (None, [])
+    assert not request_stop(Found(run=run, job=job(requeue=0)), who="ada", requeue=False).requeue
