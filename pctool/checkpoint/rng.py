@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import random
 import sys
@@ -53,6 +54,31 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         restore(state)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Have the random states depend on `seed` (of up to 63 bits) alone inside, and leave them as they were."""
+    with preserved():
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change devices that are not preserved
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def draw_seed() -> int:
+    """Return a seed that follows from the present random state, which stays as it is."""
+    with preserved():
+        return int(torch.empty((), dtype=torch.int64).random_())
+
+
+def mix(seed: int, *numbers: int) -> int:
+    """Return a seed of 63 bits that follows from a seed and some numbers, as different as can be for each of them."""
+    text = " ".join(str(number) for number in (seed, *numbers))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def read(folder: Path, rank: int) -> dict[str, Any] | None:

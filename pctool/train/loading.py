@@ -9,8 +9,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from pctool.checkpoint import rng
@@ -74,26 +76,58 @@ class Place:
     batches: int = 0
 
 
-def endless(loader: Iterable[Any], start: Place) -> Iterator[tuple[Place, Any]]:
-    """Yield batches without end, each with the place behind it.
+def stream(loader: Iterable[Any], seed: int) -> Iterator[tuple[Place, Any]]:
+    """Yield the batches of a loader with a ResumableSampler, which is endless itself and starts at its position.
 
-    A loader with a ResumableSampler is endless itself and starts at the sampler's position (`start` is then the
-    beginning). Any other loader is started anew each epoch, and what was done of the first epoch is drawn and dropped,
-    which is right as long as its order is the same each time.
+    Starting it draws nothing from the random states, so that a resumed run has the same ones; the workers' own states
+    follow from `seed`.
     """
+    while True:
+        with rng.seeded(seed):
+            batches = iter(loader)
+        empty = True
+        for batch in batches:
+            empty = False
+            yield Place(), batch
+        if empty:
+            raise _no_batch()
+
+
+def endless(loader: Iterable[Any], start: Place, seed: int) -> Iterator[tuple[Place, Any]]:
+    """Yield batches without end, each with the place behind it; for loaders without a ResumableSampler.
+
+    The loader is started anew each epoch, with random states that follow from `seed` and the epoch alone: a shuffled
+    order and the workers' states are others in each epoch, and the same ones after a restart. What was done of the
+    first epoch is drawn and dropped.
+    """
+    own = {id(generator): (generator, generator.initial_seed()) for generator in _generators(loader)}
     epoch, skip = start.epoch, start.batches
     while True:
         _set_epoch(loader, epoch)
-        with rng.preserved():
-            # a DataLoader draws its workers' seed from the global generator: a resumed run must not draw once more
+        for generator, its_seed in own.values():
+            generator.manual_seed(rng.mix(its_seed, epoch))
+        with rng.seeded(rng.mix(seed, epoch)):
             batches = iter(loader)
-        count = 0
-        for count, batch in enumerate(batches, start=1):
-            if count > skip:
-                yield Place(epoch, count), batch
-        if not count:
-            raise UsageError("the loader yields no batch", fix="check its batch_size and drop_last, and the data set")
+            first = list(islice(batches, 1))  # here, since samplers draw when they are asked for their first index
+            for _ in islice(batches, max(skip - 1, 0)):
+                pass
+        if not first:
+            raise _no_batch()
+        if not skip:
+            yield Place(epoch, 1), first.pop()
+        for count, batch in enumerate(batches, start=max(skip, 1) + 1):
+            yield Place(epoch, count), batch
         epoch, skip = epoch + 1, 0
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators of its own that a loader, or its sampler, draws from: they know of no restart."""
+    own = (getattr(part, "generator", None) for part in (loader, getattr(loader, "sampler", None)))
+    return [generator for generator in own if isinstance(generator, torch.Generator)]
+
+
+def _no_batch() -> UsageError:
+    return UsageError("the loader yields no batch", fix="check its batch_size and drop_last, and the data set")
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:

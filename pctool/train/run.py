@@ -20,7 +20,7 @@ from pctool.checkpoint.restore import Restorable, find_whole
 from pctool.errors import IncompleteError, NotFoundError, RunInUseError, UsageError
 from pctool.run.layout import RunDir
 from pctool.run.page import Outcome, Page
-from pctool.train.loading import Place, batch_size_of, end_workers, endless, protect_workers
+from pctool.train.loading import Place, batch_size_of, end_workers, endless, protect_workers, stream
 from pctool.train.metrics import Metrics
 from pctool.train.sampler import ResumableSampler
 from pctool.train.saving import RankLedger, Saver, say
@@ -68,6 +68,7 @@ class Run:
         self._report = self.page if settings.local_rank == 0 else None
         self._place = Place()
         self._rng: dict[str, Any] | None = None
+        self._loader_seeds: list[int] = []  # one a rank, the same over all attempts
         self._step_s = 0.0
         self._saver = Saver(
             state=engine.TrainState(
@@ -105,7 +106,7 @@ class Run:
         if self._rng is not None:
             rng.restore(self._rng)
             self._rng = None
-        batches = endless(loader, Place() if self.sampler is not None else self._place)
+        batches = self._batches(loader)
         began = time.time()
         while self.step < until:
             place, batch = next(batches)
@@ -127,6 +128,14 @@ class Run:
         It is written before the next checkpoint is complete, and at the end.
         """
         self.metrics.log(step, values)
+
+    def _batches(self, loader: Iterable[Any]) -> Iterator[tuple[Place, Any]]:
+        seeds, rank = self._loader_seeds, self.group.rank
+        mine = seeds[rank] if rank < len(seeds) else rng.draw_seed()
+        self._loader_seeds = self.group.gather(mine)
+        if self.sampler is not None:
+            return stream(loader, rng.mix(mine, self.step))
+        return endless(loader, self._place, mine)
 
     def _after_step(self, began: float) -> float:
         now = time.time()
@@ -217,6 +226,7 @@ class Run:
             "epoch": self.epoch,
             "batch": self._place.batches,
             "sampler": self.sampler.state_dict() if self.sampler is not None else None,
+            "loader_seeds": self._loader_seeds,
             "rng": rng.file_name(0).replace("00000", "<rank>"),
         }
 
@@ -251,6 +261,7 @@ class Run:
         if self.sampler is not None:
             self.sampler.load_state_dict(dict(position["sampler"]))
         self._place = Place(int(position["epoch"]), int(position["batch"]))
+        self._loader_seeds = list(position.get("loader_seeds", []))
         self._rng = rng.read(folder, self.group.rank)
         self.step = whole.point.step
         self._saver.parent, self._saver.saved_step = whole.point.name, whole.point.step

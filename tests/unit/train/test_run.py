@@ -1,0 +1,52 @@
+"""A `Run` of one rank, in this process: what it restores, measures and refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pctool.train import Run
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave only what a plain `python train.py` has."""
+    for name in [name for name in os.environ if name.startswith(("PCTOOL_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def start(**options: Any) -> Run:
+    """Start the next attempt of a run in ./run, as a script does."""
+    model = torch.nn.Linear(2, 2)
+    return Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+def train(run: Run, until: int) -> list[Any]:
+    """Train and return the batches; a step draws nothing from the random states."""
+    loader: DataLoader[int] = DataLoader(list(range(6)), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+    return [batch.tolist() for _, batch in run.steps(loader, until=until)]
+
+
+def test_a_shuffled_loader_goes_on_in_the_same_order() -> None:
+    torch.manual_seed(1)
+    whole = train(start(run_dir="whole"), 9)
+    torch.manual_seed(1)
+    halves = train(start(), 4)
+    torch.manual_seed(2)
+    halves += train(start(), 9)
+    assert halves == whole
+    assert len({str(whole[at : at + 3]) for at in (0, 3, 6)}) == 3
+
+
+def test_runs_of_another_seed_have_another_order() -> None:
+    orders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        orders.append(train(start(run_dir=str(seed)), 9))
+    assert orders[0] != orders[1]
