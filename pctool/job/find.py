@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pctool.errors import IncompleteError, NotFoundError, SlurmError, UsageError
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
-from pctool.run.records import read_claim
+from pctool.run.records import Claim, read_claim
 from pctool.slurm import query
 from pctool.slurm.comment import parse_comment
 from pctool.slurm.parse import JobInfo
@@ -19,6 +19,7 @@ from pctool.slurm.states import Phase, is_ended, phase
 
 _JOB_ID = re.compile(r"^(\d+)(?:_(\d+))?$")
 _TASK = "%a"
+_CLOCKS_S = 3700.0  # how far the clocks of two machines are apart at most, and the hour that daylight saving repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Found:
     job_id: str | None = None
     job: JobInfo | None = None
     slurm_silent: str | None = None  # why Slurm could not be asked
+    successor_of: str | None = None  # the job asked for, where Slurm has forgotten it and `job` took on its run
 
     @property
     def alive(self) -> bool:
@@ -77,11 +79,23 @@ def _by_path(path: Path) -> Found:
     run = RunDir(path)
     if not run.ledger.exists() and not run.attempts.is_dir() and not run.job_toml.exists():
         raise NotFoundError("no run directory here", where=str(path), fix="give a job id, or the run directory itself")
+    return _last_of(run)
+
+
+def at_work(found: Found) -> Found:
+    """Return the run with the job that claimed it last, which need not be the one that was asked for."""
+    newest = last_job_id(found.run)
+    if newest is None or found.slurm_silent or (found.job and newest in (found.job.job_id, found.job.label)):
+        return found
+    return _last_of(found.run)
+
+
+def _last_of(run: RunDir) -> Found:
     job_id = last_job_id(run)
     if job_id is None:
         return Found(run=run)
     job, silent = _ask(job_id)
-    ours = job is not None and _is_run(job, path)
+    ours = job is not None and _is_ours(job, run)
     return Found(run=run, job_id=job_id, job=job if ours else None, slurm_silent=silent)
 
 
@@ -107,7 +121,10 @@ def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
             where=str(run.path),
             fix="give the run directory itself, if it was moved",
         )
-    return Found(run=run, job_id=last_job_id(run) or target, slurm_silent=silent)
+    if silent:
+        return Found(run=run, job_id=last_job_id(run) or target, slurm_silent=silent)
+    found = _last_of(run)
+    return replace(found, job_id=found.job_id or target, successor_of=target if found.job else None)
 
 
 def _ask(job_id: str) -> tuple[JobInfo | None, str | None]:
@@ -124,6 +141,19 @@ def works_elsewhere(job_id: str, path: Path) -> bool:
     """
     job = query.show_job(job_id)
     return job is not None and parse_comment(job.comment) is not None and not _is_run(job, path)
+
+
+def _is_ours(job: JobInfo, run: RunDir) -> bool:
+    """Return whether the job of the newest claim's id is the one that claimed.
+
+    Its comment tells, unless it has one of its own. Then its restarts and its start do: another cluster gives ids anew.
+    """
+    if parse_comment(job.comment) is not None:
+        return _is_run(job, run.path)
+    claim = _newest_claim(run)
+    if claim is None or claim.job_id != job.job_id or claim.restart < job.restarts:
+        return True
+    return claim.restart == job.restarts and (job.start_time is None or job.start_time <= claim.time + _CLOCKS_S)
 
 
 def _is_run(job: JobInfo, path: Path) -> bool:
@@ -174,12 +204,19 @@ def _records(jobs: Path) -> Iterator[tuple[str, str]]:
 
 def last_job_id(run: RunDir) -> str | None:
     """Return the id of the job that claimed the newest attempt, or was submitted last; None if there is neither."""
+    claim = _newest_claim(run)
+    if claim is not None:
+        return claim.job_id
+    submitted = [event.fields.get("job_id") for event in Ledger(run.ledger).read() if event.event == "submitted"]
+    return str(submitted[-1]) if submitted else None
+
+
+def _newest_claim(run: RunDir) -> Claim | None:
     for number in reversed(run.attempt_numbers()):
         try:
             claim = read_claim(run.attempt(number))
         except IncompleteError:
             continue
         if claim is not None:
-            return claim.job_id
-    submitted = [event.fields.get("job_id") for event in Ledger(run.ledger).read() if event.event == "submitted"]
-    return str(submitted[-1]) if submitted else None
+            return claim
+    return None

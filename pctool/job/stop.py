@@ -92,6 +92,12 @@ def _running(found: Found) -> JobInfo:
     if job is None:
         what = f"job {found.job_id} is not running: Slurm does not have it"
         raise NotFoundError(what, where=str(found.run.path), fix="see `pctool status`")
+    if found.successor_of is not None:
+        raise NotFoundError(
+            f"job {found.successor_of} is not running: Slurm does not have it; job {job.label} took on its run",
+            where=str(found.run.path),
+            fix=f"if that is the one you mean: `pctool stop {job.label}`",
+        )
     if phase(job.state) is Phase.PENDING:
         raise NotFoundError(
             f"job {job.label} is not running, it waits ({job.state}, {job.reason}): there is nothing to save",

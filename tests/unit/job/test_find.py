@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pctool.errors import NotFoundError, SlurmError, UsageError
-from pctool.job.find import find_run, jobs_file, last_job_id
+from pctool.job.find import Found, find_run, jobs_file, last_job_id
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, claim_bytes
@@ -98,6 +98,49 @@ def test_by_path(run: RunDir, jobs: dict[str, str], tmp_path: Path) -> None:
     assert found.job is not None
     jobs["7"] = record("7", format_comment("/another/run"))  # an id given anew by another cluster
     assert find_run(str(run.path), jobs=tmp_path / "none").job is None
+
+
+def claimed(run: RunDir, number: int, job_id: str, *, restart: int = 0, at: float = 0.0) -> None:
+    attempt = run.attempt(number)
+    attempt.path.mkdir(parents=True)
+    claim = Claim(job_id=job_id, restart=restart, nonce="n", host="a", nodes=("a",), time=at, hub="a:1")
+    attempt.claim.write_bytes(claim_bytes(claim))
+
+
+def test_a_forgotten_job_leads_to_the_one_that_took_on_its_run(run: RunDir, jobs: dict[str, str]) -> None:
+    remembered = run.path.parent / "jobs.jsonl"
+    remembered.write_text(json.dumps({"job_id": "7", "run_dir": str(run.path)}) + "\n")
+    claimed(run, 0, "7")
+    assert find_run("7", jobs=remembered) == Found(run=run, job_id="7")
+    claimed(run, 1, "12")
+    jobs["12"] = record("12", format_comment(str(run.path)))
+    found = find_run("7", jobs=remembered)
+    assert (found.job_id, found.job and found.job.state, found.successor_of) == ("12", "RUNNING", "7")
+
+
+def test_a_job_with_a_comment_of_its_own_is_found_by_the_run(run: RunDir, jobs: dict[str, str]) -> None:
+    claimed(run, 0, "7", at=1_000_000.0)
+    for comment in ("my own words", "(null)"):
+        jobs["7"] = record("7", comment)
+        found = find_run(str(run.path), jobs=run.path.parent / "none")
+        assert (found.job_id, found.alive, found.job is not None) == ("7", True, True)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "start", "ours"),
+    [
+        (1, "1970-01-13T00:00:00", True),  # the clocks of two machines, and an hour that daylight saving may shift
+        (1, "1970-02-01T00:00:00", False),  # this start is younger than the claim of the same count
+        (2, "1970-02-01T00:00:00", True),  # requeued, and not claimed yet
+        (0, "1970-01-12T00:00:00", False),  # restarts are never counted down
+    ],
+)
+def test_a_job_with_a_comment_of_its_own_may_be_another_cluster_s_namesake(
+    run: RunDir, jobs: dict[str, str], restarts: int, start: str, ours: bool
+) -> None:
+    claimed(run, 0, "7", restart=1, at=1_036_800.0)  # 1970-01-13, in UTC
+    jobs["7"] = record("7", "my own words").replace("Reason=None", f"Reason=None Restarts={restarts} StartTime={start}")
+    assert (find_run(str(run.path), jobs=run.path.parent / "none").job is not None) is ours
 
 
 @pytest.mark.parametrize("target", ["nowhere", "."])
