@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pctool.checkpoint.fence import check_fence
+from pctool.checkpoint.foreign import is_taken, of_another
 from pctool.checkpoint.manifest import Manifest, Verdict, judge
 from pctool.checkpoint.stores import Store, open_stores, order
 from pctool.errors import IncompleteError
@@ -74,6 +75,25 @@ def candidates(stores: Sequence[Store], events: Sequence[Event] = ()) -> Iterato
             yield Candidate(name=name, attempt=attempt, step=step, verdicts=verdicts)
 
 
+def own_candidates(run: RunDir, stores: Sequence[Store], events: Sequence[Event]) -> Iterator[Candidate]:
+    """Yield like `candidates`, as far as they are this run's to go on from.
+
+    Raises ForeignCheckpointError in place of one that only S3 has whole and that another run saved there.
+    """
+    for candidate in candidates(stores, events):
+        kept = candidate.manifest
+        on_s3_only = kept is not None and candidate.tiers == ("s3",) and not _is_copy(candidate)
+        if kept is not None and on_s3_only and not is_taken(run, candidate.name, kept, events):
+            raise of_another(run, next(store.where for store in stores if store.tier == "s3"), kept.run)
+        yield candidate
+
+
+def _is_copy(candidate: Candidate) -> bool:
+    """Return whether the run directory has, if not whole, a checkpoint of the very same manifest."""
+    here = candidate.verdicts.get("posix")
+    return here is not None and here.manifest is not None and here.manifest == candidate.manifest
+
+
 def look(store: Store, name: str) -> Verdict:
     """Judge one checkpoint on one tier by manifest, names and sizes."""
     data = store.manifest(name)
@@ -84,12 +104,12 @@ def find_resume(run: RunDir, store: str | None) -> ResumePoint | None:
     """Return the checkpoint that the next attempt goes on from, None for a run that has none.
 
     Only manifests, names and sizes are looked at; the ranks check every byte when they restore. Raises
-    BelowDurableError where that would be older than what the ledger knows to be durable, StoreUnreadableError or
-    AwsError where a tier cannot be read.
+    BelowDurableError where that would be older than what the ledger knows to be durable, ForeignCheckpointError where
+    it would be another run's, StoreUnreadableError or AwsError where a tier cannot be read.
     """
     events = Ledger(run.ledger).read()
     damaged: dict[str, str] = {}
-    for candidate in candidates(open_stores(run, store), events):
+    for candidate in own_candidates(run, open_stores(run, store), events):
         if candidate.tiers:
             point = point_of(candidate)
             check_durable(run, events, point, damaged)
@@ -169,6 +189,8 @@ def _abandoned(events: Iterable[Event]) -> list[_Cap]:
         newest = max(newest, event.attempt or 0)
         if event.event == "accepted":
             chosen = parse_checkpoint_name(str(event.fields.get("name") or ""))
+            # what was there then may be of attempts that this ledger never saw: another run's, or a lost ledger's
+            newest = max(newest, int(event.fields.get("newest", 0)))
             caps.append(_Cap(newest=newest, step=int(event.fields["step"]), chosen=chosen))
     return caps
 

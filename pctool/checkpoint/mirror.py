@@ -21,7 +21,7 @@ from typing import BinaryIO
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.lineage import look, prune, rejected
 from pctool.checkpoint.manifest import Manifest, encode
-from pctool.checkpoint.stores import PosixStore, Store, order
+from pctool.checkpoint.stores import PosixStore, Store, order, store_key
 from pctool.errors import FencedError, IncompleteError, PctoolError
 from pctool.run import env
 from pctool.run.layout import RunDir
@@ -227,7 +227,7 @@ def main(argv: Sequence[str]) -> int:
         from pctool.checkpoint.s3store import S3Store
 
         run = RunDir(args.run.absolute())
-        remote = S3Store(args.store, run.path.name)
+        remote = S3Store(args.store, store_key(run))
         mirror = Mirror(run, remote, args.attempt, keep=int(keep) if keep.isdigit() else None)
         return serve(mirror, Orders(sys.stdin.buffer))
     except PctoolError as error:

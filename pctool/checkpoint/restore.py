@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.group import Group, RanksFailedError
-from pctool.checkpoint.lineage import Candidate, ResumePoint, candidates, check_durable, point_of
+from pctool.checkpoint.lineage import Candidate, ResumePoint, check_durable, own_candidates, point_of
 from pctool.checkpoint.stores import PosixStore, Store, StoreUnreadableError, open_stores
 from pctool.errors import AwsError, IncompleteError
 from pctool.run.layout import RunDir, checkpoint_name, write_atomic
@@ -30,8 +30,8 @@ class Restorable:
 def find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
     """Return the newest checkpoint whose every byte is good, None for a run that has none; the same on every rank.
 
-    Raises BelowDurableError where it would be older than the ledger explains, StoreUnreadableError where a tier cannot
-    be read, or one that could be listed cannot be read to the end.
+    Raises BelowDurableError where it would be older than the ledger explains, ForeignCheckpointError where it would be
+    another run's, StoreUnreadableError where a tier cannot be read, or one that could be listed not to the end.
     """
     try:
         return _find_whole(run, store, group, ledger, attempt)
@@ -67,7 +67,7 @@ def _check_durable(
 
 
 def _offers(run: RunDir, store: str | None, ledger: Ledger) -> Iterator[Candidate]:
-    yield from candidates(open_stores(run, store), ledger.read())
+    yield from own_candidates(run, open_stores(run, store), ledger.read())
 
 
 def _reject(ledger: Ledger, attempt: int, offer: Candidate, faults: Mapping[str, str]) -> None:

@@ -12,13 +12,18 @@ from pctool.run.layout import fsync_dir, parse_checkpoint_name
 
 
 class S3Store:
-    """The S3 tier. Two runs may share a store as long as their run directories have different names."""
+    """The S3 tier. Two runs may share a store as long as they differ in `run_name`, which `store_key` gives."""
 
     tier = "s3"
 
     def __init__(self, url: str, run_name: str, *, s3: S3 | None = None) -> None:
         self.s3 = s3 or S3(url)
         self.root = f"{run_name}/checkpoints"
+
+    @property
+    def where(self) -> str:
+        """Return the s3:// address of the run's checkpoints."""
+        return f"{self.s3.url}/{self.root}"
 
     def names(self) -> list[str]:
         """Return the names of all checkpoint folders, oldest first."""

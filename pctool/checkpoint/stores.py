@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,8 @@ from typing import Protocol
 from pctool.checkpoint import manifest as mf
 from pctool.errors import FencedError, IncompleteError, PctoolError
 from pctool.run.layout import RunDir, fsync_dir, parse_checkpoint_name, write_atomic
+
+_TASK = re.compile(r"task-\d+")  # as pctool.job.array names them
 
 
 class StoreUnreadableError(PctoolError):
@@ -27,6 +30,10 @@ class Store(Protocol):
     """
 
     tier: str
+
+    @property
+    def where(self) -> str:
+        """Return the address of the tier, for messages."""
 
     def names(self) -> list[str]:
         """Return the names of all checkpoint folders, complete or not, oldest first."""
@@ -60,6 +67,11 @@ class PosixStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def where(self) -> str:
+        """Return the folder's path."""
+        return str(self.folder)
 
     def names(self) -> list[str]:
         """Return the names of all checkpoint folders, oldest first; [] if the folder does not exist."""
@@ -162,8 +174,17 @@ def open_stores(run: RunDir, store: str | None) -> list[Store]:
     if store:
         from pctool.checkpoint.s3store import S3Store
 
-        stores.append(S3Store(store, run.path.name))
+        stores.append(S3Store(store, store_key(run)))
     return stores
+
+
+def store_key(run: RunDir) -> str:
+    """Return under which name a run lies in its store: its directory's, for a task of an array after its parent's.
+
+    The directories of tasks are called alike in every array, so their own names alone would not do.
+    """
+    path = run.path.absolute()
+    return f"{path.parent.name}/{path.name}" if _TASK.fullmatch(path.name) else path.name
 
 
 def check_file(path: Path, entry: mf.FileEntry) -> None:

@@ -119,7 +119,7 @@ def commit(written: Written, identity: Identity, *, parent: str | None, position
     """
     check_fence(identity.run, identity.attempt)
     manifest = mf.Manifest(
-        run=identity.run.path.name,
+        run=str(identity.run.path.absolute()),
         attempt=identity.attempt,
         step=written.step,
         parent=parent,

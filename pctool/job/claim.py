@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pctool.checkpoint.foreign import ForeignCheckpointError
 from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import AwsError, PctoolError, RunInUseError, SlurmError, UsageError
@@ -162,6 +163,8 @@ def _may_go_on(start: Start) -> _GoOn | Held:
         return _GoOn(find_resume(start.run, start.store))
     except BelowDurableError as error:
         return _hold(start, "below-durable", error.what)
+    except ForeignCheckpointError as error:
+        return _hold(start, "foreign-checkpoints", error.what)
     except (OSError, AwsError, StoreUnreadableError) as error:
         said = error.what if isinstance(error, PctoolError) else str(error)
         return _hold(start, "store-unreadable", f"the checkpoints cannot be listed: {said}")

@@ -31,7 +31,7 @@ _COMMUNICATION = re.compile(
     r"|failed to recv, got 0 bytes"
 )
 # What pctool.train raises where the store went away between the claim and the restore: the next claim holds the job.
-_STORE = re.compile(r"^pctool\.checkpoint\.\w+\.(?:StoreUnreadableError|BelowDurableError)\b")
+_STORE = re.compile(r"^pctool\.checkpoint\.\w+\.(?:StoreUnreadableError|BelowDurableError|ForeignCheckpointError)\b")
 # NCCL's wrong arguments and CUDA's errors are ours, even where the same line speaks of NCCL.
 _PROGRAM = re.compile(
     r"ncclInvalidUsage|ncclInvalidArgument|ncclUnhandledCudaError|CUDA error|out of memory|OutOfMemory", re.IGNORECASE

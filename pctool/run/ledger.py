@@ -18,7 +18,8 @@ from typing import Any
 EVENTS = {
     "submitted": "the run directory was made and a job submitted: job_id",
     "claim": "an attempt starts: job_id, restart, nodes, host",
-    "held": "claim held the job: why, rule (stalled | below-durable | store-unreadable | run-unwritable | run-missing | "
+    "held": "claim held the job: why, rule (stalled | below-durable | "
+    "foreign-checkpoints | store-unreadable | run-unwritable | run-missing | "
     "claim-unreadable | slurm-silent)",
     "started": "every launch of the gang is there: nodes, seconds (since the claim)",
     "step-back": "the attempt ends before torchrun starts, since a node has a standing notice: node, deadline",
@@ -40,7 +41,8 @@ EVENTS = {
     "node-exit": "how a launch ended: node, cause, code",
     "peer-lost": "a launch's connection is gone: node",
     "decided": "decide's verdict: code, cause, why, saved, requeue (exit-code | scontrol | none)",
-    "accepted": "the owner accepted resuming from another checkpoint: step, name (null: a new start)",
+    "accepted": "the owner accepted resuming from another checkpoint: step, name (null: a new start), run (whose "
+    "it is), newest (the newest attempt that has a checkpoint anywhere)",
 }
 
 

@@ -89,6 +89,11 @@ Traceback (most recent call last):
 pctool.checkpoint.stores.StoreUnreadableError: no checkpoint could be restored: S3 cannot be reached
   -> see to it that the store can be read (`pctool doctor`); the next attempt tries again
 """
+FOREIGN = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+pctool.checkpoint.foreign.ForeignCheckpointError: /fsx/ada/gpt: s3://b/gpt/checkpoints holds checkpoints of another run
+  -> choose another store prefix
+"""
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,7 @@ pctool.checkpoint.stores.StoreUnreadableError: no checkpoint could be restored: 
         (-6, WATCHDOG_CUDA, False, "CUDA error"),
         (1, CUDA_OOM, False, "CUDA out of memory"),
         (1, STORE_DOWN, True, "StoreUnreadableError: no checkpoint could be restored"),
+        (1, FOREIGN, True, "ForeignCheckpointError: /fsx/ada/gpt: s3://b/gpt/checkpoints holds"),
         (1, RESUMED, False, "ZeroDivisionError"),
         (3, "", False, "exit code 3"),
         (3, "step 5 loss 2.0\n", False, "exit code 3"),
