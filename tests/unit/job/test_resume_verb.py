@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pctool.job.resume import accept
 from pctool.job.runspec import store_of
 from pctool.run.layout import RunDir, checkpoint_name
 from pctool.run.ledger import Ledger
+from pctool.slurm import query
 from pctool.slurm.parse import JobInfo, parse_jobs
 
 
@@ -80,6 +82,27 @@ def test_a_step_without_a_checkpoint(run: RunDir) -> None:
 def test_never_while_the_job_runs(run: RunDir, state: str) -> None:
     with pytest.raises(UsageError, match=state):
         accept(Found(run=run, job=job(state)), step=0, store=None)
+
+
+@pytest.mark.parametrize("named", [job("FAILED"), job("PENDING"), None])
+def test_never_while_a_later_job_runs(run: RunDir, monkeypatch: pytest.MonkeyPatch, named: JobInfo | None) -> None:
+    claim = {"job_id": "120", "restart": 0, "nonce": "n", "host": "a", "nodes": ["a"], "hub": "a:1", "time": 1.0}
+    run.attempt(1).path.mkdir()
+    run.attempt(1).claim.write_text(json.dumps(claim))
+    later = replace(job("RUNNING"), job_id="120", comment=f"pctool:{run.path}")
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: later if job_id == "120" else None)
+    with pytest.raises(UsageError, match="job 120 is RUNNING"):
+        accept(Found(run=run, job_id="7", job=named), step=0, store=None)
+    assert Ledger(run.ledger).read()[-1].event == "committed"
+
+
+def test_a_later_job_that_is_held_is_the_one_to_release(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = {"job_id": "120", "restart": 0, "nonce": "n", "host": "a", "nodes": ["a"], "hub": "a:1", "time": 1.0}
+    run.attempt(1).path.mkdir()
+    run.attempt(1).claim.write_text(json.dumps(claim))
+    later = replace(job("PENDING", Priority=0), job_id="120", comment=f"pctool:{run.path}")
+    monkeypatch.setattr(query, "show_job", lambda *_, **__: later)
+    assert "scontrol release 120" in accept(Found(run=run, job_id="7", job=job("FAILED")), step=0, store=None).how
 
 
 def test_never_where_slurm_does_not_say_whether_it_runs(run: RunDir) -> None:

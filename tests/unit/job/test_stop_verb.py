@@ -95,7 +95,7 @@ def test_a_job_that_slurm_does_not_have(run: RunDir) -> None:
 def test_the_job_that_took_on_the_run_is_not_stopped_by_the_name_of_an_older_one(
     run: RunDir, asked: list[Sequence[str]]
 ) -> None:
-    with pytest.raises(NotFoundError, match="job 3 is not running: .* job 7 took on its run") as error:
+    with pytest.raises(NotFoundError, match=r"job 3 is not running: .* job 7 took on its run") as error:
         request_stop(Found(run=run, job_id="7", job=job(), successor_of="3"), who="ada", requeue=False)
     assert "pctool stop 7" in (error.value.fix or "")
     assert (read_stop(run.attempt(2)), asked) == (None, [])
