@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     claimed = claim_attempt(start)
     if isinstance(claimed, Held):
         tell(f"pctool claim: held ({claimed.rule}): {claimed.why}")
-        tell(f"  -> {claimed.advice(start.job_id, start.run)}")
+        tell(f"  -> {claimed.advice(start.label, start.run)}")
         return claimed.code
     point = claimed.resume
     goes_on = f"resumes from {point.name} (step {point.step}, {point.tier})" if point else "starts at step 0"

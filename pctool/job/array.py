@@ -1,8 +1,9 @@
-"""Job arrays: which tasks a value of --array names, and the run directory of each."""
+"""Job arrays: which tasks a value of --array names, the run directory of each, and its name for Slurm's commands."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from pctool.errors import UsageError
@@ -34,6 +35,16 @@ def parse_array(text: str) -> tuple[int, ...]:
 def task_run_dir(run_dir: str | Path, task: int | str) -> Path:
     """Return the run directory of one task of an array."""
     return Path(run_dir) / f"task-{task}"
+
+
+def task_label(environ: Mapping[str, str]) -> str:
+    """Return the id by which Slurm's commands take this array task and no other, 9_1; '' outside an array.
+
+    SLURM_JOB_ID will not do: that of the task that starts last is the id of the whole array, and `scontrol requeue`,
+    `requeuehold` and `update` then act on every task (seen on 22.05.8).
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else ""
 
 
 def _not_an_array(text: str) -> UsageError:

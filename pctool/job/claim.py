@@ -14,16 +14,24 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pctool.checkpoint.foreign import ForeignCheckpointError
 from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume
 from pctool.checkpoint.stores import StoreUnreadableError
-from pctool.errors import AwsError, PctoolError, RunInUseError, SlurmError, UsageError
+from pctool.errors import (
+    REQUEUE,
+    AwsError,
+    IncompleteError,
+    PctoolError,
+    RunInUseError,
+    SlurmError,
+    UsageError,
+)
+from pctool.job.array import task_label
 from pctool.job.find import works_elsewhere
 from pctool.job.heartbeat import SILENT_S, last_sign_of_life
-from pctool.job.hold import Held, hold, note
+from pctool.job.hold import Held, hold, note, tell
 from pctool.job.stalled import count_stalled, why_stalled
 from pctool.run import env
 from pctool.run.layout import AttemptDir, RunDir, fsync_dir, write_atomic
@@ -32,6 +40,9 @@ from pctool.run.records import Claim, claim_bytes, read_claim
 from pctool.slurm import query
 from pctool.slurm.states import is_ended
 
+# An owner whose id Slurm does not know has ended at least MinJobAge ago (300 s), if it ran here. Its heartbeat has to
+# agree: it is rewritten every 5 s, and NFS may show it 60 s late.
+FORGOTTEN_S = 120.0
 _RACES = 1000  # claimants that may be faster than this one before it gives up
 
 
@@ -44,9 +55,15 @@ class Start:
     restart: int
     node: str  # SLURMD_NODENAME
     nodelist: str
-    cluster: str
+    cluster: str  # SLURM_CLUSTER_NAME, with the controller behind it once Slurm was asked
     store: str | None
     max_stalled: int
+    task: str = ""  # 9_1, for a task of an array
+
+    @property
+    def label(self) -> str:
+        """Return the id as Slurm's commands take it: 123, or 123_4 for a task of an array."""
+        return self.task or self.job_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +97,27 @@ def claim_attempt(start: Start) -> Claimed | Held:
     except OSError as error:
         # a full disk, most of all: a job that ends for it is gone, one that is held goes on once it is released
         why = f"{error.filename or start.run.path}: {error.strerror}"
-        return hold(start.run, job_id=start.job_id, rule="run-unwritable", why=why, attempt=None)
+        return hold(start.run, job_id=start.label, rule="run-unwritable", why=why, attempt=None)
+    except IncompleteError as error:
+        why = f"{error.where}: {error.what}"
+        return hold(start.run, job_id=start.label, rule="claim-unreadable", why=why, attempt=None)
 
 
 def _claim(start: Start) -> Claimed | Held:
     lost = _lost_run(start)
     if lost is not None:
-        return hold(start.run, job_id=start.job_id, rule="run-missing", why=lost, attempt=None)
-    _prepare(start.run)
+        return hold(start.run, job_id=start.label, rule="run-missing", why=lost, attempt=None)
+    _prepare(start)
+    ways = _ask_ways(start)
+    start = replace(start, cluster=ways.cluster)
     _check_owner(start, _newest(start.run))
     checked = _may_go_on(start)
     if isinstance(checked, Held):
         return checked
-    nodes = query.hostnames(start.nodelist) or (start.node,)
+    try:
+        nodes = query.patiently(lambda: query.hostnames(start.nodelist)) or (start.node,)
+    except SlurmError as error:
+        return _hold(start, "slurm-silent", f"the job's nodes cannot be found out: {error.what}")
     claim = Claim(
         job_id=start.job_id,
         restart=start.restart,
@@ -102,13 +127,44 @@ def _claim(start: Start) -> Claimed | Held:
         time=round(time.time(), 3),
         hub=_hub(start.node),
         cluster=start.cluster,
+        task=start.task,
+        means=ways.means,
+        requeue=ways.requeue,
     )
     attempt = take(start, claim)
     Ledger(start.run.ledger).append(
         "claim", attempt=attempt, job_id=claim.job_id, restart=claim.restart, nodes=list(nodes), host=claim.host
     )
-    note(start.run, start.job_id, "")  # a note of an earlier hold is no longer true
+    note(start.run, start.label, "")  # a note of an earlier hold is no longer true
     return Claimed(run=start.run, attempt=attempt, claim=claim, resume=checked.resume)
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Which cluster this is, and the ways to requeue there, as far as Slurm says."""
+
+    cluster: str
+    means: str = ""
+    requeue: bool | None = None
+
+
+def _ask_ways(start: Start) -> _Ways:
+    """Return what decide needs to know should Slurm be silent at the end; less where it is silent now.
+
+    ParallelCluster names every cluster alike (`parallelcluster`), so the controller's name makes it unique.
+    """
+    try:
+        settings, job = query.patiently(lambda: (query.config(), query.show_job(start.label)))
+    except SlurmError as error:
+        tell(f"pctool claim: Slurm could not be asked how it requeues: {error.what}")
+        return _Ways(start.cluster)
+    codes, _ = query.requeue_exit_codes(settings)
+    name, controller = settings.get("ClusterName") or start.cluster, settings.get("SlurmctldHost[0]")
+    return _Ways(
+        cluster=f"{name}@{controller}" if name and controller else name,
+        means="exit-code" if REQUEUE in codes else "scontrol",
+        requeue=job.requeue if job else None,
+    )
 
 
 def take(start: Start, claim: Claim) -> int:
@@ -163,8 +219,6 @@ def _may_go_on(start: Start) -> _GoOn | Held:
         return _GoOn(find_resume(start.run, start.store))
     except BelowDurableError as error:
         return _hold(start, "below-durable", error.what)
-    except ForeignCheckpointError as error:
-        return _hold(start, "foreign-checkpoints", error.what)
     except (OSError, AwsError, StoreUnreadableError) as error:
         said = error.what if isinstance(error, PctoolError) else str(error)
         return _hold(start, "store-unreadable", f"the checkpoints cannot be listed: {said}")
@@ -172,7 +226,7 @@ def _may_go_on(start: Start) -> _GoOn | Held:
 
 def _hold(start: Start, rule: str, why: str) -> Held:
     newest = _newest(start.run)
-    return hold(start.run, job_id=start.job_id, rule=rule, why=why, attempt=newest if newest >= 0 else None)
+    return hold(start.run, job_id=start.label, rule=rule, why=why, attempt=newest if newest >= 0 else None)
 
 
 def _lost_run(start: Start) -> str | None:
@@ -186,16 +240,36 @@ def _lost_run(start: Start) -> str | None:
     return None
 
 
-def _prepare(run: RunDir) -> None:
+def _prepare(start: Start) -> None:
+    """Make the run's folders. Raise UsageError where a new run cannot be made, OSError where one is there already."""
+    run = start.run
     try:
         for folder in (run.attempts, run.checkpoints, run.path / "logs"):
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder)
     except OSError as error:
+        if not _is_new(start):
+            raise
         raise UsageError(
             f"the run directory cannot be made: {error.strerror}",
             where=str(run.path),
             fix="choose a folder on the shared file system that you may write to (--run-dir)",
         ) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        why = "is there, but leads to no folder (is its file system mounted?)"
+        raise NotADirectoryError(error.errno, why, str(folder)) from error
+
+
+def _is_new(start: Start) -> bool:
+    """Return whether nothing can be lost by refusing this start; where the file system does not say, something can."""
+    try:
+        return start.restart == 0 and not start.run.attempt_numbers()
+    except NotADirectoryError:
+        return start.restart == 0
 
 
 def _newest(run: RunDir) -> int:
@@ -213,30 +287,46 @@ def _check_owner(start: Start, newest: int) -> None:
 
 
 def _check_gone(start: Start, attempt: AttemptDir, owner: Claim) -> None:
-    here = not owner.cluster or not start.cluster or owner.cluster == start.cluster
+    here = _same_cluster(owner.cluster, start.cluster)
     if here and owner.job_id == start.job_id:
         return
     if not here:
         _check_silent(start, attempt, owner, f"it belongs to another cluster ({owner.cluster})")
         return
     try:
-        state = query.job_states([owner.job_id]).get(owner.job_id)
-        lives = state is not None and not is_ended(state) and not works_elsewhere(owner.job_id, start.run.path)
+        state = query.patiently(lambda: _state_of(owner, start.run))
     except SlurmError as error:
         _check_silent(start, attempt, owner, error.what)
         return
-    if lives:
+    if state is None:
+        # its job has ended long ago; or it lives on another cluster of the same name, where that is all we know
+        _check_silent(start, attempt, owner, "the Slurm here does not know its job", silence=FORGOTTEN_S)
+    elif not is_ended(state):
         raise _in_use(start, attempt, owner, f"which is {state}")
 
 
-def _check_silent(start: Start, attempt: AttemptDir, owner: Claim, reason: str) -> None:
+def _state_of(owner: Claim, run: RunDir) -> str | None:
+    """Return the state of the owner's job; None where Slurm does not know it, or knows another one of that id."""
+    state = query.job_states([owner.label]).get(owner.label)
+    return None if state is None or works_elsewhere(owner.label, run.path) else state
+
+
+def _same_cluster(one: str, other: str) -> bool:
+    """Return whether two claims are of one cluster, as far as is known: what is missing on either side fits anything.
+
+    The controller is missing where Slurm was silent at the claim.
+    """
+    (name, _, controller), (other_name, _, other_controller) = one.partition("@"), other.partition("@")
+    return all(not a or not b or a == b for a, b in ((name, other_name), (controller, other_controller)))
+
+
+def _check_silent(start: Start, attempt: AttemptDir, owner: Claim, reason: str, *, silence: float = SILENT_S) -> None:
     if _ended_for_good(start.run, attempt.number):
         return
     silent = time.time() - last_sign_of_life(attempt, owner)
-    if silent <= SILENT_S:
-        raise _in_use(
-            start, attempt, owner, f"heard {silent:.0f} s ago; Slurm cannot tell whether it is gone: {reason}"
-        )
+    if silent <= silence:
+        said = f"heard {silent:.0f} s ago; Slurm cannot tell whether it is gone: {reason}"
+        raise _in_use(start, attempt, owner, f"{said}; it counts as gone after {silence:.0f} s of silence")
 
 
 def _ended_for_good(run: RunDir, attempt: int) -> bool:
@@ -247,9 +337,9 @@ def _ended_for_good(run: RunDir, attempt: int) -> bool:
 
 def _in_use(start: Start, attempt: AttemptDir, owner: Claim, what: str) -> RunInUseError:
     return RunInUseError(
-        f"this run is held by job {owner.job_id} (attempt {attempt.number} on {owner.host}), {what}",
+        f"this run is held by job {owner.label} (attempt {attempt.number} on {owner.host}), {what}",
         where=str(start.run.path),
-        fix=f"wait for it, end it with `scancel {owner.job_id}`, or give this job a run directory of its own",
+        fix=f"wait for it, end it with `scancel {owner.label}`, or give this job a run directory of its own",
     )
 
 
@@ -290,4 +380,5 @@ def start_from(environ: Mapping[str, str], *, run_dir: str, store: str | None, m
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
         store=store,
         max_stalled=max_stalled,
+        task=task_label(environ),
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pctool.errors import HOLD, REQUEUE, FencedError, IncompleteError, SlurmError, UsageError
+from pctool.job.array import task_label
 from pctool.job.hold import requeue as requeue_by_scontrol
 from pctool.job.hold import tell, write_down
 from pctool.job.lostnodes import await_loss
@@ -28,6 +29,7 @@ from pctool.slurm.states import Phase, phase
 
 NOT_COMPLETE = 4  # stopped, saved or not, and the job may not go on by itself
 LOST = 1  # a node was lost and the job may not be requeued
+_NO_REQUEUE = "the job was submitted with --no-requeue"
 # A rank that dies of one of these did so by its own doing; TERM and KILL come from outside (Slurm, the OOM killer).
 CRASHES = frozenset(
     128 + number
@@ -98,7 +100,7 @@ def _stopped(
         why = f"stepped back before the start ({reason})"
     if missing:
         why += f"; no record of {', '.join(missing)}"
-    if stop is not None and stop.why == "user" and not (stop.requeue and may_requeue):
+    if stop is not None and stop.why == "user" and not stop.requeue:
         return Decision(code=0, cause="stop", why=f"{why}; ends here as {stop.who or 'the user'} asked", requeue=False)
     if stop is not None and not stop.requeue:
         return Decision(code=0, cause="stop", why=f"{why}; no requeue was asked for", requeue=False)
@@ -128,7 +130,7 @@ class Ending:
     run: RunDir
     attempt: int
     nonce: str | None
-    job_id: str
+    job_id: str  # as Slurm's commands take it: 9_1 for a task of an array
     may_requeue: bool
     srun_code: int | None = None
 
@@ -150,6 +152,8 @@ def conclude(ending: Ending) -> Verdict:
         decision = _judge(ending)
     except OSError as error:
         decision = _unreadable(ending, f"{error.filename or ending.run.path}: {error.strerror}")
+    except IncompleteError as error:
+        decision = _unreadable(ending, f"{error.where}: {error.what}")
     if decision.cause == "fenced":
         return Verdict(decision=decision, means="none")  # the ledger belongs to the newer attempt now
     if not decision.requeue:
@@ -173,7 +177,7 @@ def _judge(ending: Ending) -> Decision:
 
 
 def _unreadable(ending: Ending, why: str) -> Decision:
-    """Return the decision where the file system does not say: go on, since the next claim holds what cannot go on."""
+    """Return the decision where the records do not say: go on, since the next claim holds what cannot go on."""
     why = f"the records cannot be read: {why}"
     return Decision(
         code=REQUEUE if ending.may_requeue else LOST, cause="peer-lost", why=why, requeue=ending.may_requeue
@@ -194,18 +198,18 @@ def requeue_wanted(run: RunDir) -> bool:
 
 def _requeue(ending: Ending, decision: Decision) -> Verdict:
     """Requeue by the one path this cluster has. The fence is looked at once more, right before."""
+    claim = _known_claim(ending)
+    # where the exit code requeues, going on without Slurm's answer loses nothing; elsewhere it ends the job
+    sure = claim is not None and claim.means == "exit-code"
+    patience = query.PATIENCE_S if sure else query.LONG_PATIENCE_S
     try:
-        job = query.patiently(lambda: query.show_job(ending.job_id))
-        codes, _ = query.patiently(query.requeue_exit_codes)
+        job = query.patiently(lambda: query.show_job(ending.job_id), patience=patience)
+        codes, _ = query.patiently(query.requeue_exit_codes, patience=patience)
     except SlurmError as error:
-        # exiting with 85 requeues where RequeueExit has it; giving up would end the job for good everywhere
-        blind = replace(decision, why=f"{decision.why}; Slurm could not be asked: {error.what}")
-        return _write(ending, Verdict(decision=blind, means="exit-code"))
+        return _blindly(ending, decision, claim, f"Slurm could not be asked: {error.what}")
     refused = _refusal(job)
     if refused is not None:
-        code = NOT_COMPLETE if decision.cause == "stop" else LOST
-        final = replace(decision, code=code, requeue=False, why=f"{decision.why}; {refused}")
-        return _write(ending, Verdict(decision=final, means="none"))
+        return _not_requeued(ending, decision, refused)
     with suppress(OSError):  # what cannot be read has no newer attempt that we know of
         newest = _newest(ending)
         if newest > ending.attempt:
@@ -214,10 +218,35 @@ def _requeue(ending: Ending, decision: Decision) -> Verdict:
     means = "exit-code" if REQUEUE in codes else "scontrol"
     verdict = _write(ending, Verdict(decision=decision, means=means))
     await_loss(decision.missing)
-    if means == "exit-code":
+    if means == "exit-code" or requeue_by_scontrol(ending.job_id):
         return verdict
-    requeue_by_scontrol(ending.job_id)
-    return verdict
+    return replace(verdict, means="exit-code")  # scontrol did not get through, so the code is all that is left
+
+
+def _blindly(ending: Ending, decision: Decision, claim: Claim | None, silence: str) -> Verdict:
+    """Return the verdict where Slurm does not say anything.
+
+    Exiting with 85 requeues where RequeueExit has it, and giving up would end the job for good everywhere. But 85
+    requeues a --no-requeue job as well (seen on 22.05.8), so what the claim knows of that flag counts.
+    """
+    if claim is not None and claim.requeue is False:
+        return _not_requeued(ending, decision, f"{_NO_REQUEUE}; {silence}")
+    blind = replace(decision, why=f"{decision.why}; {silence}")
+    return _write(ending, Verdict(decision=blind, means="exit-code"))
+
+
+def _not_requeued(ending: Ending, decision: Decision, why: str) -> Verdict:
+    code = NOT_COMPLETE if decision.cause == "stop" else LOST
+    final = replace(decision, code=code, requeue=False, why=f"{decision.why}; {why}")
+    return _write(ending, Verdict(decision=final, means="none"))
+
+
+def _known_claim(ending: Ending) -> Claim | None:
+    """Return the claim for what it says of the ways to requeue; None where it cannot be read, or is another's."""
+    try:
+        return _own_claim(ending, ending.run.attempt(ending.attempt))
+    except (OSError, IncompleteError, UsageError, FencedError):
+        return None
 
 
 def _refusal(job: JobInfo | None) -> str | None:
@@ -225,7 +254,7 @@ def _refusal(job: JobInfo | None) -> str | None:
     if job is None:
         return "Slurm does not know this job"
     if not job.requeue:
-        return "the job was submitted with --no-requeue"
+        return _NO_REQUEUE
     if phase(job.state) in {Phase.ENDED, Phase.COMPLETING}:
         return f"the job is {job.state} already: cancelled, requeued by hand, or out of time"
     return None
@@ -298,7 +327,7 @@ def ending_from(
         run=RunDir(Path(run_dir).absolute()),
         attempt=int(number),
         nonce=environ.get(env.NONCE) if attempt is None else None,
-        job_id=job_id,
+        job_id=task_label(environ) or job_id,
         may_requeue=may_requeue,
         srun_code=srun_code,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from pctool.errors import IncompleteError
@@ -14,7 +14,7 @@ CAUSES = ("done", "stop", "peer-lost", "program-error", "signal")
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Who owns an attempt."""
+    """Who owns an attempt, and what its start learned of the ways to requeue it, for an end without Slurm."""
 
     job_id: str
     restart: int
@@ -23,7 +23,18 @@ class Claim:
     nodes: tuple[str, ...]
     time: float
     hub: str
-    cluster: str = ""  # Slurm's ClusterName: a job id means something only there
+    cluster: str = ""  # ClusterName@SlurmctldHost, or the name alone: a job id means something only there
+    task: str = ""  # 9_1, for a task of an array: what Slurm's commands take for this task alone
+    means: str = ""  # exit-code | scontrol: how this cluster requeues; '' where Slurm did not say
+    requeue: bool | None = None  # Slurm's own flag of the job; None where Slurm did not say
+
+    @property
+    def label(self) -> str:
+        """Return the id as Slurm's commands take it: 123, or 123_4 for a task of an array."""
+        return self.task or self.job_id
+
+
+_CLAIM_FIELDS = tuple(field.name for field in fields(Claim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +71,14 @@ def read_node_exit(path: Path) -> NodeExit:
 
 
 def read_claim(attempt: AttemptDir) -> Claim | None:
-    """Return the attempt's claim; None if its owner died between mkdir and writing it."""
+    """Return the attempt's claim; None if its owner died between mkdir and writing it.
+
+    Raises IncompleteError for a torn one. Fields that this version does not know are left out.
+    """
     try:
         record = json.loads(attempt.claim.read_text())
-        return Claim(**{**record, "nodes": tuple(record["nodes"])})
+        known = {name: record[name] for name in _CLAIM_FIELDS if name in record}
+        return Claim(**{**known, "nodes": tuple(record["nodes"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:

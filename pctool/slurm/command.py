@@ -49,8 +49,8 @@ def run(
 ) -> Completed:
     """Run one command and return what it printed.
 
-    Raises SlurmError if the command is not installed or cannot be started, NoAnswerError (one too) if it does not answer in `timeout`
-    seconds, and with `check` SlurmError for another code than 0; the message holds what Slurm said.
+    Raises SlurmError if the command is not installed or cannot be started, NoAnswerError (one too) if it does not
+    answer in `timeout` seconds, and with `check` SlurmError for another code than 0; the message holds what Slurm said.
     """
     try:
         done = subprocess.run(

@@ -8,12 +8,12 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pctool.checkpoint.foreign import ForeignCheckpointError
 from pctool.checkpoint.lineage import BelowDurableError
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import RunInUseError, SlurmError, UsageError
@@ -35,6 +35,7 @@ class FakeSlurm:
     def __init__(self) -> None:
         self.states: dict[str, str] | None = {}
         self.hold_codes = frozenset({86})
+        self.settings = {"ClusterName": "c", "SlurmctldHost[0]": "head", "RequeueExit": "85"}
         self.asked: list[Sequence[str]] = []
 
     def job_states(self, ids: Sequence[str], **_: float) -> dict[str, str]:
@@ -50,7 +51,14 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setattr(query, "hostnames", lambda nodelist, **_: tuple(nodelist.split(",")))
     monkeypatch.setattr(query, "node_addr", lambda name, **_: "127.0.0.1")
     monkeypatch.setattr(query, "show_job", lambda job_id, **_: None)
-    monkeypatch.setattr(query, "requeue_exit_codes", lambda: (frozenset({85}), fake.hold_codes))
+    monkeypatch.setattr(query, "config", lambda: fake.settings)
+    monkeypatch.setattr(query, "patiently", lambda call, **_: call())
+    codes = query.requeue_exit_codes
+    monkeypatch.setattr(
+        query,
+        "requeue_exit_codes",
+        lambda settings=None: codes(settings) if settings else (frozenset({85}), fake.hold_codes),
+    )
 
     class Done:
         code, stdout, stderr = 0, "", ""
@@ -127,11 +135,31 @@ def test_a_live_job_s_run_is_not_taken(tmp_path: Path, slurm: FakeSlurm, state: 
     assert run.attempt_numbers() == [0]
 
 
-@pytest.mark.parametrize("states", [{}, {"7": "COMPLETED"}, {"7": "NODE_FAIL"}])
-def test_a_gone_job_s_run_is_taken(tmp_path: Path, slurm: FakeSlurm, states: dict[str, str]) -> None:
+@pytest.mark.parametrize("states", [{"7": "COMPLETED"}, {"7": "NODE_FAIL"}])
+def test_a_gone_job_s_run_is_taken_at_once(tmp_path: Path, slurm: FakeSlurm, states: dict[str, str]) -> None:
     run = RunDir(tmp_path)
     claim_attempt(start(run))
     slurm.states = states
+    assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
+
+
+def claimed_before(run: RunDir, attempt: int, seconds: float) -> None:
+    """Set back the time of a claim."""
+    owner = read_claim(run.attempt(attempt))
+    assert owner is not None
+    run.attempt(attempt).claim.write_bytes(claim_bytes(replace(owner, time=owner.time - seconds)))
+
+
+def test_a_job_that_slurm_does_not_know_must_be_silent_too(tmp_path: Path, slurm: FakeSlurm) -> None:
+    """It may live on another cluster of the same name, which is what ParallelCluster gives to all of them."""
+    run = RunDir(tmp_path)
+    claim_attempt(start(run))
+    claimed_before(run, 0, 9999)
+    run.attempt(0).heartbeat.write_text(f'{{"time": {time.time()}, "step": 3, "step_time": 0, "committed": -1}}')
+    with pytest.raises(RunInUseError, match="the Slurm here does not know its job"):
+        claim_attempt(start(run, job_id="8"))
+    past = time.time() - module.FORGOTTEN_S - 1
+    run.attempt(0).heartbeat.write_text(f'{{"time": {past}, "step": 3, "step_time": 0, "committed": -1}}')
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
 
 
@@ -144,6 +172,9 @@ def test_a_job_id_given_anew_by_a_new_cluster_holds_nothing(
     text = "JobId=7 JobName=x\n UserId=ada(1)\n JobState=RUNNING Reason=None\n Comment={}\n"
     other = parse_jobs(text.format(format_comment("/another/run")))[0]
     monkeypatch.setattr(query, "show_job", lambda job_id, **_: other)
+    with pytest.raises(RunInUseError, match="does not know its job"):
+        claim_attempt(start(run, job_id="8"))
+    claimed_before(run, 0, module.FORGOTTEN_S + 1)
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
     mine = parse_jobs(text.format(format_comment(str(run.path))))[0]
     slurm.states = {"8": "RUNNING"}
@@ -171,10 +202,120 @@ def test_silence_decides_when_slurm_does_not(tmp_path: Path, slurm: FakeSlurm) -
 def test_the_same_job_id_on_another_cluster_is_another_job(tmp_path: Path, slurm: FakeSlurm) -> None:
     run = RunDir(tmp_path)
     claim_attempt(start(run))
+    assert read_claim(run.attempt(0)).cluster == "c@head"  # type: ignore[union-attr]
+    slurm.settings = {**slurm.settings, "SlurmctldHost[0]": "another-head"}
     with pytest.raises(RunInUseError, match="another cluster"):
-        claim_attempt(start(run, cluster="d"))
+        claim_attempt(start(run))
     Ledger(run.ledger).append("decided", attempt=0, code=0, cause="stop", why="", requeue="none")
-    assert claimed(claim_attempt(start(run, cluster="d"))).attempt == 1
+    assert claimed(claim_attempt(start(run))).attempt == 1
+
+
+def test_a_restart_of_the_same_job_is_known_by_what_both_claims_know(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path)
+    claim_attempt(start(run))
+
+    def silent() -> dict[str, str]:
+        raise SlurmError("slurmctld is silent")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(query, "config", silent)
+        second = claimed(claim_attempt(start(run, restart=1)))
+    assert (second.claim.cluster, second.claim.means, second.claim.requeue) == ("c", "", None)
+    assert "slurmctld is silent" in capsys.readouterr().err
+    assert claimed(claim_attempt(start(run, restart=2))).attempt == 2
+
+
+def test_the_claim_keeps_how_the_job_is_requeued(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "JobId=7 JobName=x\n UserId=ada(1)\n JobState=RUNNING Reason=None\n Requeue=0 Restarts=0\n"
+    monkeypatch.setattr(query, "show_job", lambda job_id, **_: parse_jobs(text)[0])
+    first = claimed(claim_attempt(start(RunDir(tmp_path / "a"))))
+    assert (first.claim.means, first.claim.requeue) == ("exit-code", False)
+    slurm.settings = {**slurm.settings, "RequeueExit": "(null)"}
+    assert claimed(claim_attempt(start(RunDir(tmp_path / "b")))).claim.means == "scontrol"
+
+
+def test_a_task_of_an_array_is_held_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
+    slurm.hold_codes = frozenset()
+    environ = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "1"}
+    begun = start_from(environ, run_dir=str(tmp_path / "gone"), store=None, max_stalled=3)
+    assert (begun.job_id, begun.label) == ("9", "9_1")
+    assert held(claim_attempt(begun)).how == "scontrol"
+    assert ["scontrol", "requeuehold", "9_1"] in slurm.asked
+    assert not any("9" in argv or "JobId=9" in argv for argv in slurm.asked)
+
+
+def test_an_owner_that_is_a_task_of_an_array_is_asked_about_alone(tmp_path: Path, slurm: FakeSlurm) -> None:
+    run = RunDir(tmp_path)
+    assert claimed(claim_attempt(start(run, job_id="9", task="9_1"))).claim.task == "9_1"
+    slurm.states = {"9": "RUNNING", "9_1": "COMPLETED"}  # 9 is the whole array
+    assert claimed(claim_attempt(start(run, job_id="10"))).attempt == 1
+    slurm.states = {"10": "COMPLETED"}
+    assert claimed(claim_attempt(start(run, job_id="9", task="9_1", restart=1))).attempt == 2
+    slurm.states = {"9_1": "RUNNING"}
+    with pytest.raises(RunInUseError) as error:
+        claim_attempt(start(run, job_id="11"))
+    assert "`scancel 9_1`" in (error.value.fix or "")
+
+
+@pytest.mark.parametrize("torn", ["", '{"job_id": "7", ', '{"job_id": "7"}'])
+def test_a_torn_claim_holds_the_job(tmp_path: Path, slurm: FakeSlurm, torn: str) -> None:
+    run = RunDir(tmp_path)
+    claim_attempt(start(run))
+    run.attempt(0).claim.write_text(torn)
+    outcome = held(claim_attempt(start(run, restart=1)))
+    assert (outcome.rule, outcome.code) == ("claim-unreadable", 86)
+    assert str(run.attempt(0).claim) in outcome.why
+    assert "scontrol release 7" in outcome.advice("7", run)
+
+
+def test_nodes_that_cannot_be_found_out_hold_the_job(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(nodelist: str, **_: float) -> tuple[str, ...]:
+        raise SlurmError("`scontrol show hostnames b[1-2]` gave no answer in 30 s")
+
+    monkeypatch.setattr(query, "hostnames", slow)
+    outcome = held(claim_attempt(start(RunDir(tmp_path))))
+    assert (outcome.rule, outcome.code) == ("slurm-silent", 86)
+    assert "no answer in 30 s" in outcome.why
+
+
+def test_one_slow_answer_costs_nothing(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def slow_once(nodelist: str, **_: float) -> tuple[str, ...]:
+        tried.append(nodelist)
+        if len(tried) == 1:
+            raise SlurmError("`scontrol show hostnames b[1-2]` gave no answer in 30 s")
+        return ("b1", "b2")
+
+    def twice(call: Callable[[], object], **_: float) -> object:
+        try:
+            return call()
+        except SlurmError:
+            return call()
+
+    monkeypatch.setattr(query, "hostnames", slow_once)
+    monkeypatch.setattr(query, "patiently", twice)
+    assert claimed(claim_attempt(start(RunDir(tmp_path), nodelist="b[1-2]"))).claim.nodes == ("b1", "b2")
+
+
+@pytest.mark.parametrize("changes", [{"restart": 1}, {"job_id": "8"}])
+def test_a_part_of_the_run_that_is_away_holds_the_job(
+    tmp_path: Path, slurm: FakeSlurm, changes: dict[str, Any]
+) -> None:
+    run = RunDir(tmp_path)
+    claim_attempt(start(run))
+    run.checkpoints.rmdir()
+    run.checkpoints.symlink_to("/nonexistent/fsx2/checkpoints")
+    slurm.states = {"7": "COMPLETED"}
+    outcome = held(claim_attempt(start(run, **changes)))
+    assert (outcome.rule, outcome.code) == ("run-unwritable", 86)
+    assert "leads to no folder" in outcome.why
 
 
 def test_a_folder_without_a_claim_counts_and_the_owner_before_it_is_asked(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -184,7 +325,7 @@ def test_a_folder_without_a_claim_counts_and_the_owner_before_it_is_asked(tmp_pa
     slurm.states = {"7": "RUNNING"}
     with pytest.raises(RunInUseError):
         claim_attempt(start(run, job_id="8"))
-    slurm.states = {}
+    slurm.states = {"7": "COMPLETED"}
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 2
 
 
@@ -206,7 +347,7 @@ def test_a_job_that_was_faster_is_asked_about_like_any_owner(
     slurm.states = {"6": "RUNNING"}
     with pytest.raises(RunInUseError, match="held by job 6"):
         take(start(run), some_claim("mine"))
-    slurm.states = {}
+    slurm.states = {"6": "COMPLETED"}
     assert take(start(run), some_claim("mine")) == 1
 
 
@@ -266,7 +407,6 @@ def test_stalled_attempts_hold_the_job_by_scontrol(tmp_path: Path, slurm: FakeSl
     ("error", "rule"),
     [
         (BelowDurableError("checkpoint 000000-00000400 was complete, but none is there now"), "below-durable"),
-        (ForeignCheckpointError("s3://b/gpt holds checkpoints of another run, /fsx/bob/gpt"), "foreign-checkpoints"),
         (StoreUnreadableError("stale file handle"), "store-unreadable"),
         (OSError(5, "Input/output error"), "store-unreadable"),
     ],
@@ -312,6 +452,7 @@ def test_a_restart_without_its_ledger_never_starts_at_0(tmp_path: Path, slurm: F
     assert held(claim_attempt(start(run, restart=1))).rule == "run-missing"
     assert held(claim_attempt(start(run, job_id="8"))).rule == "run-missing"
     Ledger(run.ledger).append("accepted", step=0)
+    slurm.states = {"7": "COMPLETED"}
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pctool.errors import HOLD, REQUEUE, FencedError, SlurmError
 from pctool.job import decide as module
-from pctool.job.decide import Decision, Ending, conclude, decide, requeue_wanted
+from pctool.job.decide import Decision, Ending, conclude, decide, ending_from, requeue_wanted
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
 from pctool.run.records import CAUSES, Claim, NodeExit, claim_bytes, write_node_exit
@@ -107,7 +107,8 @@ def test_a_crash_is_a_program_error_and_a_kill_is_not() -> None:
     [
         (StopRequest(why="user", who="ada", requeue=False), True, 0, False),
         (StopRequest(why="user", who="ada", requeue=True), True, REQUEUE, True),
-        (StopRequest(why="user", who="ada", requeue=True), False, 0, False),
+        (StopRequest(why="user", who="ada", requeue=False), False, 0, False),
+        (StopRequest(why="user", who="ada", requeue=True), False, 4, False),
         (StopRequest(why="time-limit"), True, REQUEUE, True),
         (StopRequest(why="time-limit"), False, 4, False),
         (StopRequest(why="notice"), False, 4, False),
@@ -169,7 +170,12 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
         monkeypatch.setattr(query, "show_job", show_job)
         monkeypatch.setattr(query, "requeue_exit_codes", lambda: (codes, frozenset()))
-        monkeypatch.setattr(module, "requeue_by_scontrol", requeued.append)
+
+        def by_scontrol(job_id: str) -> bool:
+            requeued.append(job_id)
+            return True
+
+        monkeypatch.setattr(module, "requeue_by_scontrol", by_scontrol)
         return requeued
 
     return set_up
@@ -231,6 +237,85 @@ def test_slurm_that_does_not_answer_costs_no_requeue(
     found = conclude(ending(run))
     assert (found.decision.code, found.means) == (REQUEUE, "exit-code")
     assert "no answer" in found.decision.why
+
+
+def patience_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Make Slurm silent; return how long decide was ready to wait for it."""
+    asked: list[float] = []
+
+    def silent(call: Callable[[], object], *, patience: float = query.PATIENCE_S) -> object:
+        asked.append(patience)
+        raise SlurmError("slurmctld is silent")
+
+    monkeypatch.setattr(query, "patiently", silent)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("means", "patience"),
+    [("exit-code", query.PATIENCE_S), ("scontrol", query.LONG_PATIENCE_S), ("", query.LONG_PATIENCE_S)],
+)
+def test_decide_waits_longer_where_the_exit_code_would_end_the_job(
+    run: RunDir, slurm: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, means: str, patience: float
+) -> None:
+    slurm()
+    run.attempt(3).claim.write_bytes(claim_bytes(claim(means=means)))
+    asked = patience_of(monkeypatch)
+    assert conclude(ending(run)).decision.code == REQUEUE
+    assert asked == [patience]
+
+
+@pytest.mark.parametrize(("requeue", "code"), [(False, 4), (True, REQUEUE), (None, REQUEUE)])
+def test_a_silent_slurm_does_not_requeue_a_job_that_asked_for_none(
+    run: RunDir, slurm: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, requeue: bool | None, code: int
+) -> None:
+    """An exit code that RequeueExit has requeues a --no-requeue job as well."""
+    slurm()
+    run.attempt(3).claim.write_bytes(claim_bytes(claim(requeue=requeue)))
+    patience_of(monkeypatch)
+    found = conclude(ending(run))
+    assert (found.decision.code, found.decision.requeue) == (code, code == REQUEUE)
+    assert ("--no-requeue" in found.decision.why) == (requeue is False)
+
+
+def test_a_requeue_that_does_not_get_through_is_left_to_the_exit_code(
+    run: RunDir, slurm: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm(frozenset())
+    monkeypatch.setattr(module, "requeue_by_scontrol", lambda job_id: False)
+    found = conclude(ending(run))
+    assert (found.decision.code, found.means) == (REQUEUE, "exit-code")
+
+
+@pytest.mark.parametrize("torn", ["", '{"job_id": "7", ', '{"job_id": "7"}'])
+def test_a_torn_claim_costs_no_requeue(run: RunDir, slurm: Callable[..., list[str]], torn: str) -> None:
+    slurm()
+    run.attempt(3).claim.write_text(torn)
+    found = conclude(ending(run))
+    assert (found.decision.code, found.decision.requeue) == (REQUEUE, True)
+    assert "claim.json: not a claim" in found.decision.why
+
+
+def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+    environ = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", "PCTOOL_ATTEMPT": "0"}
+    options: dict[str, Any] = {"run_dir": str(tmp_path), "attempt": None, "srun_code": 1, "may_requeue": True}
+    assert ending_from(environ, **options).job_id == "9_1"
+    assert ending_from({**environ, "SLURM_ARRAY_JOB_ID": ""}, **options).job_id == "9"
+
+
+def test_a_stop_that_asks_for_a_requeue_that_is_not_allowed_says_so(
+    run: RunDir, slurm: Callable[..., list[str]]
+) -> None:
+    slurm(requeue=0)
+    write_stop(run.attempt(3), StopRequest(why="user", who="ada", requeue=True))
+    found = conclude(ending(run)).decision
+    assert (found.code, found.requeue) == (4, False)
+    assert "--no-requeue" in found.why
+    run.job_toml.write_text("requeue = false\n")
+    found = conclude(ending(run)).decision
+    assert found.code == 4
+    assert "may not be requeued" in found.why
+    assert "as ada asked" not in found.why
 
 
 def test_a_fenced_attempt_writes_nothing(run: RunDir, slurm: Callable[..., list[str]]) -> None:

@@ -37,6 +37,11 @@ def test_a_claim_reads_back(attempt: AttemptDir) -> None:
     assert read_claim(attempt) == CLAIM
 
 
+def test_a_claim_of_a_newer_version_reads_without_what_is_new(attempt: AttemptDir) -> None:
+    attempt.claim.write_text(json.dumps({**json.loads(claim_bytes(CLAIM)), "more": 1}))
+    assert read_claim(attempt) == CLAIM
+
+
 def test_an_attempt_whose_owner_died_before_its_claim_has_none(attempt: AttemptDir) -> None:
     assert read_claim(attempt) is None
 
