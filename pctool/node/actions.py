@@ -19,13 +19,12 @@ class Timing:
     grace_s: float = 5.0  # from a known loss until the ranks that hang in a collective are ended
     save_grace_s: float = 10.0  # the same while node 0 commits a save
     straggler_s: float = 20.0  # for a node's torchrun to end after the commit: only teardown is left
-    overdue_s: float = 30.0  # past the deadline of a stop
+    overdue_s: float = 30.0  # past the deadline of a notice; a time limit's is Slurm's own, and nothing is past it
     margin_s: float = 5.0  # before the deadline: release, so that the batch script can still decide
     mirror_s: float = 600.0  # for the mirror at the end, where no deadline is known
     mirror_failed_s: float = 120.0  # the same after a program error
     mirror_lost_s: float = 10.0  # the same after a loss: the next attempt mirrors first
     refuse_s: float = 15.0  # for the hub to hear of a node that cannot take part
-    release_s: float = 900.0  # for the hub's release, should it live on and say nothing
     kill_s: float = 5.0  # from SIGTERM to SIGKILL for ranks
 
 
@@ -54,6 +53,11 @@ class Enter:
 @dataclass(frozen=True)
 class Arm:
     """Allow the leading rank to publish the step to stop at (coordinator)."""
+
+
+@dataclass(frozen=True)
+class AskLimit:
+    """Ask Slurm when it ends the job, and tell Gang.limit (coordinator)."""
 
 
 @dataclass(frozen=True)
@@ -110,4 +114,6 @@ class Exit:
     code: int
 
 
-Action = Say | Tell | Enter | Arm | FinishMirror | StartRanks | RequestStop | EndRanks | Record | RecordFor | Exit
+Action = (
+    Say | Tell | Enter | Arm | AskLimit | FinishMirror | StartRanks | RequestStop | EndRanks | Record | RecordFor | Exit
+)

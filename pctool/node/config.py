@@ -45,6 +45,12 @@ class LaunchConfig:
     timing: Timing = field(default_factory=Timing)
 
     @property
+    def job(self) -> str:
+        """Return this job's id as Slurm's commands take it: a task's own, since one task has the id of its array."""
+        array, task = self.environ.get("SLURM_ARRAY_JOB_ID"), self.environ.get("SLURM_ARRAY_TASK_ID")
+        return f"{array}_{task}" if array and task else self.environ.get("SLURM_JOB_ID", "")
+
+    @property
     def attempt_dir(self) -> AttemptDir:
         """Return this attempt's folder."""
         return self.run.attempt(self.attempt)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pctool.node.actions import Action, Arm, Enter, FinishMirror, Record, RecordFor, Say, Tell, Timing
+from pctool.node.actions import Action, Arm, AskLimit, Enter, FinishMirror, Record, RecordFor, Say, Tell, Timing
 from pctool.node.wire import Message
 from pctool.run.stop import StopRequest
 
@@ -50,6 +50,8 @@ class Gang:
         self._standing_at = 0.0
         self._stop: StopRequest | None = None
         self._stop_at = 0.0
+        self._limit = 0.0  # when Slurm ends the job, if a stop has told it; 0: not known
+        self._asked_limit = False
         self._acks: set[int] = set()
         self._armed = False
         self.ended: dict[int, str] = {}  # node -> cause
@@ -187,9 +189,20 @@ class Gang:
 
     def _asked(self, node: int, message: Message, times: Times) -> list[Action]:
         """Take a launch's wish to stop, from a signal that Slurm sent it."""
-        return self._request(StopRequest(why=str(message.get("why", "user")), who=str(message.get("name", ""))), times)
+        request = StopRequest(why=str(message.get("why", "user")), who=str(message.get("name", "")))
+        actions = self._request(request, times)
+        if request.why == "time-limit" and not self._limit and not self._asked_limit:
+            self._asked_limit = True  # the signal says that the end is near, and not when
+            actions.append(AskLimit())
+        return actions
+
+    def limit(self, end: float, times: Times) -> list[Action]:
+        """Take when Slurm ends the job, in seconds since the epoch: what AskLimit asked for."""
+        return [*self._request(StopRequest(why="time-limit", who="slurm", deadline=end), times), *self.tick(times)]
 
     def _request(self, request: StopRequest, times: Times) -> list[Action]:
+        if request.why == "time-limit" and request.deadline:
+            self._limit = min(self._limit or request.deadline, request.deadline)
         if self._try <= 0:
             if self._standing is None and self._try == 0:
                 why = "standing-notice" if request.why == "notice" else request.why
@@ -295,6 +308,9 @@ class Gang:
             return f"{timing.straggler_s:g} s after the commit"
         if not self._stop.deadline:
             return None
+        # of a time limit nothing is left over: Slurm ends the batch script then, and it has still to requeue the job
+        if self._limit and times.clock >= self._limit - timing.margin_s - timing.kill_s:
+            return "the time limit is near"
         if self._page.ended and times.clock >= self._stop.deadline - timing.margin_s:
             return "committed, and the deadline is near"
         return "the deadline has passed" if times.clock >= self._stop.deadline + timing.overdue_s else None

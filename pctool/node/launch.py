@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from pctool.aws.imds import Imds, ImdsError, Notice
-from pctool.errors import UsageError
+from pctool.errors import SlurmError, UsageError
 from pctool.node import actions as do
 from pctool.node.actions import Action
 from pctool.node.checks import check_run_directory, check_script, check_torch
@@ -243,6 +243,24 @@ class Launch:
         assert self._gang is not None
         self._do_gang(self._gang.stop_file(request, _times()))
 
+    def _ask_limit(self) -> None:
+        """Ask Slurm when the job ends, in a thread of its own: slurmctld may take its time."""
+        from pctool.slurm import query  # only here: few launches need it
+
+        if not self._config.job:
+            return
+        try:
+            job = query.patiently(lambda: query.show_job(self._config.job))
+        except SlurmError as error:
+            self._put(self._hands.say, f"no deadline is known: {error.what}")
+            return
+        if job is not None and job.end_time:
+            self._put(self._on_limit, job.end_time)
+
+    def _on_limit(self, end: float) -> None:
+        assert self._gang is not None
+        self._do_gang(self._gang.limit(end, _times()))
+
     def _on_ranks_end(self, end: RanksEnd) -> None:
         self._look_at_page()
         self._do(self._member.ranks_ended(replace(end, outcome=self._hands.page.outcome), time.monotonic()))
@@ -308,6 +326,7 @@ class Launch:
             do.Say: lambda say: self._hands.say(say.text),
             do.Enter: lambda enter: self._scribe.enter(enter.event, enter.fields),
             do.Arm: lambda _: self._hands.page.allow_publish(),
+            do.AskLimit: lambda _: threading.Thread(target=self._ask_limit, name="limit", daemon=True).start(),
             do.FinishMirror: lambda finish: self._finish_mirror(finish.deadline),
             do.StartRanks: self._start_ranks,
             do.RequestStop: self._hands.request_stop,

@@ -47,8 +47,7 @@ class Member:
         self._hub_gone = False
         self._released = False
         self._ended: Record | None = None
-        self._ended_at = 0.0
-        self._patience_s = timing.release_s
+        self._leave_at: float | None = None  # without a release; None: a hub that beats is waited for
         self.exited = False
 
     # from this node
@@ -58,7 +57,7 @@ class Member:
 
     def refuse(self, code: int, why: str, now: float, *, recorded: bool) -> list[Action]:
         """End before the start: this node cannot take part. `recorded`: this node can write its own record."""
-        self._patience_s = self._timing.refuse_s
+        self._leave_at = now + self._timing.refuse_s
         return self._end(Record("program-error", code, why, saved=False), now, recorded=recorded)
 
     def notice(self, notice: Notice, clock: float) -> list[Action]:
@@ -132,8 +131,8 @@ class Member:
         if self.running and self._end_at is not None and now >= self._end_at:
             self._end_at = None
             return [Say("the ranks hang: ending them"), *self._end_ranks(self._known or "overdue")]
-        if self._ended is not None and not self.exited and now - self._ended_at >= self._patience_s:
-            return [Say(f"no release in {self._patience_s:g} s: ending without it"), *self._exit()]
+        if self._leave_at is not None and not self.exited and now >= self._leave_at:
+            return [Say(f"no release in {self._timing.refuse_s:g} s: ending without it"), *self._exit()]
         return []
 
     def _start(self, message: Message, now: float) -> list[Action]:
@@ -213,7 +212,7 @@ class Member:
         return Record("signal", 128 + signum, signal.Signals(signum).name, saved=False)
 
     def _end(self, record: Record, now: float, *, stage: str = "ranks", recorded: bool = True) -> list[Action]:
-        self._ended, self._ended_at = record, now
+        self._ended = record
         saved = ", saved" if record.saved else ""
         message = {
             "type": "ended",

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
 
 from gang_harness import Gang
 
@@ -77,6 +79,34 @@ def test_usr1_to_a_launch_stops_the_gang(gang: MakeGang) -> None:
     assert one.codes() == [0, 0], one.story()
     assert one.causes() == ["stop", "stop"]
     assert one.records()["n0"].why == "time-limit"
+
+
+def test_usr1_before_the_time_limit_ends_the_mirror_before_slurm_ends_the_job(gang: MakeGang, tmp_path: Path) -> None:
+    """The signal brings no deadline, so node 0 asks Slurm, by the task's own id in an array."""
+    end = datetime.now() + timedelta(seconds=20)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n'
+        f"echo JobId=7 UserId=ada JobState=RUNNING EndTime={end:%Y-%m-%dT%H:%M:%S}\n"
+    )
+    scontrol.chmod(0o755)
+    one = gang(nodes=2)
+    one.start(
+        "trainer.py",
+        "save=3",
+        PATH=f"{scontrol.parent}:{os.environ['PATH']}",
+        SLURM_ARRAY_JOB_ID="6",
+        SLURM_ARRAY_TASK_ID="3",
+    )
+    one.stepping()
+    page = one.page(1)
+    one.processes[0].send_signal(signal.SIGUSR1)
+    one.until(lambda: page.deadline, "the end of the job on node 1's page")
+    assert abs(page.deadline - end.timestamp()) < 1.5
+    page.close()
+    assert one.codes() == [0, 0], one.story()
+    assert (tmp_path / "asked").read_text() == "show job 6_3\n"
 
 
 def test_two_notices_keep_the_earlier_deadline(gang: MakeGang) -> None:

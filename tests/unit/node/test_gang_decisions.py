@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pctool.node.actions import Action, Arm, Enter, FinishMirror, RecordFor, Tell, Timing
+from pctool.node.actions import Action, Arm, AskLimit, Enter, FinishMirror, RecordFor, Tell, Timing
 from pctool.node.gang import MAX_TRIES, Gang, PageView, Times
 from pctool.run.ledger import EVENTS
 from pctool.run.stop import StopRequest
@@ -279,6 +279,40 @@ def test_a_stop_nobody_follows_ends_after_its_deadline() -> None:
     clock.notice(0, left=60)
     assert told(clock.after(89)) == []
     assert told(clock.after(2)) == ["terminate"]
+
+
+def test_a_time_limit_nobody_follows_leaves_time_to_decide() -> None:
+    clock = Clock(2).started()
+    clock.gang.stop_file(StopRequest(why="time-limit", who="slurm", deadline=CLOCK + 300), clock.times())
+    assert told(clock.after(289)) == []
+    assert told(clock.after(1)) == ["terminate"]  # 5 s for SIGKILL, and 5 s for the batch script
+    clock.now += 5
+    clock.ended(0, "stop")
+    clock.ended(1, "stop")
+    assert clock.gang.released
+
+
+@pytest.mark.parametrize(("first", "second"), [("user", "time-limit"), ("time-limit", "notice")])
+def test_a_time_limit_counts_whatever_the_stop_is_for(first: str, second: str) -> None:
+    clock = Clock(2).started()
+    for why in (first, second):
+        left = {"user": 0.0, "time-limit": CLOCK + 300, "notice": CLOCK + 280}[why]
+        clock.gang.stop_file(StopRequest(why=why, deadline=left), clock.times())
+    assert told(clock.after(289)) == []
+    assert told(clock.after(1)) == ["terminate"]
+
+
+def test_a_signal_for_the_time_limit_has_slurm_asked_for_the_end() -> None:
+    clock = Clock(2).started()
+    assert of(clock.said(0, "stop", why="time-limit"), AskLimit)
+    assert not of(clock.said(1, "stop", why="time-limit"), AskLimit)  # once
+    clock.now += 1
+    assert message(clock.gang.limit(CLOCK + 300, clock.times()), "stop")["deadline"] == CLOCK + 300
+    clock.now = 250
+    clock.ended(0, "stop")
+    assert told(clock.ended(1, "stop")) == []  # the mirror
+    assert told(clock.after(44)) == []
+    assert told(clock.after(1)) == ["release"]
 
 
 NAMES = ["ready", "notice", "rebalance", "stop", "armed", "bind-failed", "ended", "unheard-of"]
