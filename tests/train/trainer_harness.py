@@ -86,8 +86,8 @@ def finish(process: subprocess.Popen[str], code: int | None) -> str:
     try:
         said, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        said, _ = process.communicate()
+        process.terminate()  # torchrun ends its ranks then; killed, it would leave them, and they the pipe open
+        said, _ = process.communicate(timeout=LIMIT_S)
         pytest.fail(f"no end in {LIMIT_S:g} s:\n{said}")
     assert code is None or process.returncode == code, said
     return said
