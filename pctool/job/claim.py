@@ -13,10 +13,11 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pctool.checkpoint.foreign import ForeignCheckpointError
 from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import (
@@ -30,9 +31,9 @@ from pctool.errors import (
 )
 from pctool.job.array import task_label
 from pctool.job.find import works_elsewhere
-from pctool.job.heartbeat import SILENT_S, last_sign_of_life
+from pctool.job.heartbeat import SILENT_S, last_sign_of_life, read_heartbeat
 from pctool.job.hold import Held, hold, note, tell
-from pctool.job.stalled import count_stalled, why_stalled
+from pctool.job.stalled import MAX_STEP_BACKS, count_stalled, why_stalled
 from pctool.run import env
 from pctool.run.layout import AttemptDir, RunDir, fsync_dir, write_atomic
 from pctool.run.ledger import Ledger
@@ -212,16 +213,26 @@ class _GoOn:
 def _may_go_on(start: Start) -> _GoOn | Held:
     """Check that attempts make progress and that the next one would resume where the run really is."""
     events = Ledger(start.run.ledger).read()
-    why = why_stalled(count_stalled(events, start.run.attempt_numbers()), start.max_stalled)
+    numbers = start.run.attempt_numbers()
+    why = why_stalled(count_stalled(events, numbers, heard=_heard(start, numbers)), start.max_stalled)
     if why is not None:
         return _hold(start, "stalled", why)
     try:
         return _GoOn(find_resume(start.run, start.store))
     except BelowDurableError as error:
         return _hold(start, "below-durable", error.what)
+    except ForeignCheckpointError as error:
+        return _hold(start, "foreign-checkpoints", error.what)
     except (OSError, AwsError, StoreUnreadableError) as error:
         said = error.what if isinstance(error, PctoolError) else str(error)
         return _hold(start, "store-unreadable", f"the checkpoints cannot be listed: {said}")
+
+
+def _heard(start: Start, numbers: Sequence[int]) -> dict[int, float]:
+    """Return when the attempts were last heard of; only of those that may decide whether the run is stalled."""
+    newest = numbers[-(max(start.max_stalled, 0) + MAX_STEP_BACKS) :]
+    beats = {number: read_heartbeat(start.run.attempt(number)) for number in newest}
+    return {number: beat.time for number, beat in beats.items() if beat}
 
 
 def _hold(start: Start, rule: str, why: str) -> Held:

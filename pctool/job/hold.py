@@ -31,6 +31,8 @@ ADVICE = {
     "below-durable": "bring the checkpoints back, or accept the loss with `pctool resume {job} --from STEP`; "
     "then `scontrol release {job}`",
     "store-unreadable": "see to it that the store can be read (`pctool doctor`), then `scontrol release {job}`",
+    "foreign-checkpoints": "submit it again with another store prefix or --run-dir, or go on from those with "
+    "`pctool resume {job} --from STEP`; then `scontrol release {job}`",
     "run-unwritable": "see to it that {run} can be written (is the disk full?), then `scontrol release {job}`",
     "claim-unreadable": "mend that file, or remove it if the job of that attempt is over; "
     "then `scontrol release {job}`",

@@ -27,16 +27,17 @@ SLACK_S = 60.0  # beyond SlurmdTimeout: slurmctld's rounds of pings, and their o
 def await_loss(nodes: Iterable[str]) -> None:
     """Wait until Slurm has given up those of the nodes whose slurmd does not answer; that ends this process' job.
 
-    Returns at once where they all answer, where the release is sound, or where Slurm cannot be asked; in any case
-    after SlurmdTimeout and a minute.
+    Returns at once where they all answer or where the release is sound; in any case after SlurmdTimeout and a minute.
+    Where slurmctld does not say where a node is, that node counts as silent. Where it does not say its settings for
+    two minutes, there is no wait.
     """
     names = sorted(nodes)
     try:
         if not names or query.slurm_version() >= SOUND_SINCE:
             return
-        settings = query.config()
+        settings = query.patiently(query.config)
         timeout = _number(settings.get("SlurmdTimeout", ""))
-        silent = [name for name in names if not answers(name, settings)] if timeout else []
+        silent = [name for name in names if not _answers(name, settings)] if timeout else []
         if silent:
             tell(f"pctool decide: waiting for Slurm to give up {', '.join(silent)}")
             _wait(silent, settings, timeout + SLACK_S)
@@ -61,8 +62,16 @@ def _wait(names: list[str], settings: Mapping[str, str], seconds: float) -> None
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         time.sleep(PERIOD_S)
-        if all(answers(name, settings) for name in names):
+        if all(_answers(name, settings) for name in names):
             return  # a slurmd that was only restarted
+
+
+def _answers(name: str, settings: Mapping[str, str]) -> bool:
+    """Return what `answers` does; a slurmctld that is away for a while must not end the wait."""
+    try:
+        return answers(name, settings)
+    except SlurmError:
+        return False
 
 
 def _number(text: str) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pctool.run.layout import parse_checkpoint_name
 from pctool.run.ledger import Event
@@ -12,6 +13,10 @@ from pctool.run.ledger import Event
 # must not cycle for ever. With the requeue delay of 71 s that ParallelCluster ships, 20 of them are some 25 minutes,
 # more than the two minutes that a noticed node has left, plus SlurmdTimeout and clustermgtd's minute.
 MAX_STEP_BACKS = 20
+# The ledger does not have the checkpoints of a script that saves by itself. What holds it up before it could save one,
+# a start that fails or a first collective that nobody joins, is over after torch's longest default time-out (30 min,
+# gloo) and the imports before it. An attempt that ran for longer is taken to have saved something.
+SURELY_WORKED_S = 2700.0
 
 
 @dataclass
@@ -20,6 +25,13 @@ class _Attempt:
     progress: bool = False
     ours: bool = False  # the script uses pctool.train, so its checkpoints are in the ledger
     step_back: bool = False
+    started: float | None = None  # when every launch was there
+    last: float = 0.0  # when it was last heard of
+
+    def worked(self) -> bool:
+        """Return whether it brought the run forward, as far as is known."""
+        by_itself = not self.ours and self.started is not None and self.last - self.started >= SURELY_WORKED_S
+        return self.progress or by_itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +42,15 @@ class Stall:
     step_backs: int
 
 
-def count_stalled(events: Iterable[Event], attempts: Sequence[int] = ()) -> Stall:
+def count_stalled(
+    events: Iterable[Event], attempts: Sequence[int] = (), *, heard: Mapping[int, float] = MappingProxyType({})
+) -> Stall:
     """Count backwards from the newest attempt to the last one that brought a new complete checkpoint or was done.
 
     `attempts` are the numbers that have a folder: one whose owner died before it wrote to the ledger counts too.
-    A `held` event starts the count anew, since only the owner's release lets the job start again.
+    `heard` says when attempts were last heard of, for those whose batch node was lost with them. An attempt of a script
+    that saves by itself counts as stalled only if it ended within SURELY_WORKED_S of its start. A `held` event starts
+    the count anew, since only the owner's release lets the job start again.
     """
     known: dict[int, _Attempt] = {}
     reset = -1
@@ -43,6 +59,9 @@ def count_stalled(events: Iterable[Event], attempts: Sequence[int] = ()) -> Stal
             reset = max([reset, *known, *([event.attempt] if event.attempt is not None else [])])
         elif event.attempt is not None:
             _note(known.setdefault(event.attempt, _Attempt()), event)
+    for number, when in heard.items():
+        attempt = known.setdefault(number, _Attempt())
+        attempt.last = max(attempt.last, when)
     numbers = {number for number in (*known, *attempts) if number > reset}
     return _count([known.get(number, _Attempt()) for number in sorted(numbers, reverse=True)])
 
@@ -58,6 +77,9 @@ def why_stalled(stall: Stall, max_stalled: int) -> str | None:
 
 def _note(attempt: _Attempt, event: Event) -> None:
     step = event.fields.get("step")
+    attempt.last = max(attempt.last, event.time)
+    if event.event == "started":
+        attempt.started = event.time
     attempt.ours |= event.event in {"fresh", "resumed"}
     if event.event == "resumed":
         attempt.resumed = int(step) if step is not None else -1
@@ -78,7 +100,7 @@ def _note(attempt: _Attempt, event: Event) -> None:
 def _count(newest_first: Iterable[_Attempt]) -> Stall:
     stalled = step_backs = 0
     for attempt in newest_first:
-        if attempt.progress:
+        if attempt.worked():
             break
         stalled += not attempt.step_back
         step_backs += attempt.step_back

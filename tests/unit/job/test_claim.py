@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pctool.checkpoint.foreign import ForeignCheckpointError
 from pctool.checkpoint.lineage import BelowDurableError
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import RunInUseError, SlurmError, UsageError
@@ -407,6 +408,7 @@ def test_stalled_attempts_hold_the_job_by_scontrol(tmp_path: Path, slurm: FakeSl
     ("error", "rule"),
     [
         (BelowDurableError("checkpoint 000000-00000400 was complete, but none is there now"), "below-durable"),
+        (ForeignCheckpointError("s3://b/gpt holds checkpoints of another run, /fsx/bob/gpt"), "foreign-checkpoints"),
         (StoreUnreadableError("stale file handle"), "store-unreadable"),
         (OSError(5, "Input/output error"), "store-unreadable"),
     ],

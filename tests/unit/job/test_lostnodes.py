@@ -83,6 +83,22 @@ def test_a_slurm_that_does_not_answer_is_said_and_not_waited_for(
         raise SlurmError("no answer")
 
     monkeypatch.setattr(query, "config", fail)
+    monkeypatch.setattr(query, "patiently", lambda call: call())
     lostnodes.await_loss(["n1"])
     assert now[0] == 0
     assert "no answer" in capsys.readouterr().err
+
+
+def test_a_slurm_that_is_silent_for_a_while_does_not_end_the_wait(
+    cluster: Make, slurmd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = cluster((22, 5), slurmd)
+
+    def look(name: str, settings: object) -> bool:
+        if now[0] < 100:
+            raise SlurmError("Unable to contact slurm controller (connect failure)")
+        return now[0] >= 150
+
+    monkeypatch.setattr(lostnodes, "answers", look)
+    lostnodes.await_loss(["n1"])
+    assert now[0] == 150
