@@ -25,6 +25,8 @@ PLAN=()   # lines to show before anything is done
 ASK=      # set if the plan changes the system, or is a very large download
 APT=()    # packages to install with apt-get
 LOG=      # where the output of long commands goes
+MAKE=     # new or anew if the environment has to be made, anew after what is in it was removed
+MADE=pctool-made.stamp # in environments that were made here: no other is ever cleared
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -37,18 +39,28 @@ die() { # die CODE WHAT [FIX]
 last_line() { tail -n 20 "$1" | grep -v WARNING | tail -n 1 | tr -d '\r\n' | cut -c 1-90; }
 
 # Run a long command with its output in a log, and show how far it is: a line that rewrites itself on a terminal, else a
-# line every 15 s. On failure print the end of the log.
-step() { # step LABEL COMMAND...
-    local label=$1 log=$LOG began=$SECONDS last=0 code=0 pid
+# line every 15 s. On failure print the end of the log. Ctrl-C ends all that the command has started, or, with --whole,
+# lets it finish, and then goes no further.
+step() { # step [--whole] LABEL COMMAND...
+    local whole='' interrupted='' log=$LOG began=$SECONDS last=0 code=0 label pid
+    [[ $1 == --whole ]] && whole=1 && shift
+    label=$1
     shift
     say "$label ..."
+    trap 'interrupted=1' INT TERM HUP
+    set -m # a process group of its own: a function such as as_root is a subshell, which what it runs would outlive
     "$@" >"$log" 2>&1 </dev/null &
     pid=$!
-    # shellcheck disable=SC2064
-    trap "kill $pid 2>/dev/null || true; exit 130" INT TERM
+    set +m
     while kill -0 "$pid" 2>/dev/null; do
-        sleep 0.2 # how often the line is redrawn; the command is waited for below
-        if [[ -t 2 ]]; then
+        sleep 0.2 || true # how often the line is redrawn; Ctrl-C ends it early, and the command is waited for below
+        if [[ $interrupted == 1 && -n $whole ]]; then
+            interrupted=told
+            say "  this is not interrupted: it takes some seconds, and torn it would have to be repaired"
+        elif [[ -n $interrupted && -z $whole ]]; then
+            end_group "$pid"
+            exit 130
+        elif [[ -t 2 ]]; then
             printf '\r\033[K  %d s  %s' $((SECONDS - began)) "$(last_line "$log")" >&2
         elif ((SECONDS - began - last >= 15)); then
             last=$((SECONDS - began))
@@ -56,13 +68,31 @@ step() { # step LABEL COMMAND...
         fi
     done
     wait "$pid" || code=$?
-    trap - INT TERM
+    trap - INT TERM HUP
     [[ -t 2 ]] && printf '\r\033[K' >&2
     if ((code)); then
         tail -n 25 "$log" | cut -c 1-200 >&2
         die 3 "$label: failed with code $code" "the whole output is in $log"
     fi
+    [[ -z $interrupted ]] || exit 130
     say "  done in $((SECONDS - began)) s"
+}
+
+# End a process group and wait until it has gone: until then it holds apt's lock, and ours on the checkout.
+end_group() { # end_group PID
+    local round
+    signal_group TERM "$1"
+    for ((round = 0; round < 25; round++)); do # 5 s
+        kill -0 -- "-$1" 2>/dev/null || return 0
+        sleep 0.2 || true
+    done
+    signal_group KILL "$1"
+}
+
+signal_group() { # signal_group SIGNAL PID
+    kill "-$1" -- "-$2" 2>/dev/null || true
+    # what sudo has started is root's, which only root may end
+    ((EUID == 0 || ${#APT[@]} == 0)) || sudo -n kill "-$1" -- "-$2" 2>/dev/null || true
 }
 
 # ---- Python ----
@@ -102,33 +132,41 @@ packages_ready() { # packages_ready EXTRAS: what tests need holds all that a reh
     return 1
 }
 
-make_venv() {
-    if [[ -n $(ls -A "$VENV" 2>/dev/null) && ! -f $VENV/pyvenv.cfg ]]; then
-        die 2 "$VENV is there and is no virtual environment" "set PCTOOL_VENV to another folder"
+make_venv() { # as plan_venv has decided; the mark comes before pip, so that one whose making was interrupted has it
+    local clear=()
+    [[ -n $MAKE ]] || return 0
+    [[ $MAKE == anew ]] && clear=(--clear)
+    if ! { "$PYTHON" -m venv "${clear[@]}" --without-pip "$VENV" && touch "$VENV/$MADE" && "$PYTHON" -m venv "$VENV"; }; then
+        die 3 "no virtual environment could be made in $VENV" \
+            "check that the folder can be written, or set PCTOOL_VENV to another one"
     fi
-    # --clear: one that no longer works (the checkout was moved, Python was replaced) is made anew
-    "$PYTHON" -m venv --clear "$VENV" || die 3 "no virtual environment could be made in $VENV" \
-        "check that the folder can be written, or set PCTOOL_VENV to another one"
 }
 
 # ---- torch ----
 
 torch_pin() { sed -n 's/^torch==//p' "$CONSTRAINTS"; }
 
-# Megabytes of the torch that pip finds in folders of this machine (pip's find-links), or nothing.
-local_torch_mb() {
-    local report
-    report=$("$VENV/bin/python" -m pip install --quiet --dry-run --no-deps --no-index --ignore-installed --report - \
-        "torch==$(torch_pin)" 2>/dev/null) || return 0
-    "$VENV/bin/python" -c '
+# Megabytes of the torch that pip finds in folders of this machine (pip's find-links), or nothing. Where the environment
+# is yet to be made a scratch one's pip is asked: nothing is changed before the yes.
+local_torch_mb() (
+    python=$VENV/bin/python
+    if [[ -n $MAKE ]]; then
+        scratch=$(mktemp -d -t pctool-scratch.XXXXXX)
+        trap 'rm -rf -- "$scratch"' EXIT
+        "$PYTHON" -m venv "$scratch" >/dev/null 2>&1 || exit 0
+        python=$scratch/bin/python
+    fi
+    report=$("$python" -m pip install --quiet --dry-run --no-deps --no-index --ignore-installed --report - \
+        "torch==$(torch_pin)" 2>/dev/null) || exit 0
+    "$python" -c '
 import json, os, sys, urllib.parse
 url = json.load(sys.stdin)["install"][0]["download_info"]["url"]
-print(os.path.getsize(urllib.parse.unquote(urllib.parse.urlsplit(url).path)) // 1_000_000)' <<<"$report" 2>/dev/null || return 0
-}
+print(os.path.getsize(urllib.parse.unquote(urllib.parse.urlsplit(url).path)) // 1_000_000)' <<<"$report" 2>/dev/null || exit 0
+)
 
 plan_torch() {
     local here
-    if "$VENV/bin/python" -c "
+    if [[ -z $MAKE ]] && "$VENV/bin/python" -c "
 import importlib.metadata, sys
 sys.exit(importlib.metadata.version('torch').split('+')[0] != '$(torch_pin)')" 2>/dev/null; then
         return
@@ -198,7 +236,8 @@ plan_apt_size() {
 install_apt() {
     ((${#APT[@]})) || return 0
     step "updating apt's lists" as_root apt-get update
-    step "installing ${APT[*]}" as_root env DEBIAN_FRONTEND=noninteractive \
+    step "downloading ${APT[*]}" as_root apt-get install -y --download-only --no-install-recommends "${APT[@]}"
+    step --whole "installing ${APT[*]}" as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y --no-install-recommends "${APT[@]}"
 }
 
@@ -241,13 +280,24 @@ install_slurm_unpacked() {
 
 # ---- the whole ----
 
-plan_venv() { # fails where apt has to bring Python's venv module first
+# Decide whether the environment has to be made, and do nothing to it. Fails where apt has to bring Python's venv
+# module first.
+plan_venv() { # plan_venv EXTRAS
     local package
-    venv_works && return
-    if python_makes_venvs; then
-        make_venv
-        return
+    MAKE=
+    { packages_ready "$1" || venv_works; } && return
+    if [[ -z $(ls -A "$VENV" 2>/dev/null) ]]; then
+        MAKE=new
+    elif [[ -f $VENV/$MADE ]]; then # Python was replaced, or the making of it was interrupted
+        MAKE=anew ASK=1
+        PLAN+=("the environment there no longer works: it is emptied and made anew")
+    elif [[ -f $VENV/pyvenv.cfg ]]; then
+        die 2 "$VENV is a virtual environment that does not work, and was not made here; nothing was changed" \
+            "set PCTOOL_VENV to another folder, or remove $VENV (it needs Python and pip; uv makes them with --seed)"
+    else
+        die 2 "$VENV is there and is no virtual environment" "set PCTOOL_VENV to another folder"
     fi
+    python_makes_venvs && return
     package=$("$PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
     want_apt "Python's venv module" "$package" || die 3 "$PYTHON cannot make a virtual environment (no ensurepip)" \
         "ask an administrator for: apt-get install $package"
@@ -264,7 +314,7 @@ plan_packages() { # plan_packages EXTRAS
     fi
 }
 
-show_plan_and_ask() {
+show_plan_and_ask() { # show_plan_and_ask WHAT-A-NO-MEANS
     ((${#PLAN[@]})) || return 0
     say "To be set up, in $VENV unless it says apt:"
     printf '  %s\n' "${PLAN[@]}" >&2
@@ -272,7 +322,7 @@ show_plan_and_ask() {
     [[ -t 0 ]] || die 2 "this needs a yes, and standard input is no terminal" "say --yes, or set CI=true"
     local answer
     read -r -p "Go on? [y/N] " answer
-    [[ $answer == [yY]* ]] || die 2 "nothing was changed"
+    [[ $answer == [yY]* ]] || die 2 "$1"
 }
 
 # shellcheck disable=SC2034 # TAKEN is read by the two scripts
@@ -299,21 +349,23 @@ prepare() { # prepare EXTRAS (all | dev)
         LOG=$(mktemp -t pctool-setup.XXXXXX)
         find_python
         plan_slurm
-        if plan_venv; then
+        if plan_venv "$1"; then
             planned=1
             plan_packages "$1"
         else
             PLAN+=("then torch and Python packages, of which you are told before they are downloaded")
         fi
         plan_apt_size
-        show_plan_and_ask
+        show_plan_and_ask "nothing was changed"
         install_apt
         if [[ -z $planned ]]; then
             PLAN=() ASK=
-            make_venv
+            python_makes_venvs || die 3 "$PYTHON still cannot make a virtual environment"
+            plan_venv "$1"
             plan_packages "$1"
-            show_plan_and_ask
+            show_plan_and_ask "nothing more was changed"
         fi
+        make_venv
         packages_ready "$1" || install_packages "$1"
         install_slurm_unpacked
         rm -f "$LOG"
