@@ -120,6 +120,9 @@ def _down(which: list[str]) -> int:
     from pctool.slurm.private import registry
 
     for name in which:
+        if registry.forget_killed_start(name):
+            print(f"forgot {name}, whose start was killed", file=sys.stderr)
+            continue
         registry.find(name).down()
         registry.forget(name)
         print(f"ended {name}", file=sys.stderr)

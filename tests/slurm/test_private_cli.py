@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from private_harness import CONFIG, wait_for
 
-from pctool.slurm.private import PrivateCluster
+from pctool.slurm.private import PrivateCluster, proc
 
 if TYPE_CHECKING:
     from private_harness import Shell
 
 pytestmark = pytest.mark.slurm
 
+KEEPER = "pctool.slurm.private.keeper"
 Local = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -66,6 +67,24 @@ def test_several_by_name(local: Local) -> None:
     local("down", "--name", "a")
     local("status", "--name", "a", code=4)
     local("status", "--name", "b")
+
+
+def test_a_killed_start_leaves_neither_its_name_nor_a_cluster(local: Local, tmp_path: Path) -> None:
+    state = tmp_path / "pctool" / "local"
+    argv = [sys.executable, "-m", "pctool", "local", "up", "--cluster", str(CONFIG), "-N", "1"]
+    with subprocess.Popen(argv, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}) as up:
+        wait_for("the keeper", lambda: _keepers(up.pid), 60)
+        (keeper,) = _keepers(up.pid)
+        up.kill()
+    assert [entry.name for entry in state.glob("*.json")] == ["default.json"]
+    assert "forgot default, whose start was killed" in local("down").stderr
+    wait_for("the end of its cluster", lambda: proc.started(keeper) is None, 60)
+    local("up", "--cluster", str(CONFIG), "-N", "1")
+    local("down")
+
+
+def _keepers(owner: int) -> list[int]:
+    return [pid for pid in proc.descendants(owner, proc.snapshot()) if proc.arguments(pid)[-2:-1] == [KEEPER]]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def read(pid: int) -> Process | None:
     return Process(pid, int(parent), head.partition("(")[2], state)
 
 
+def started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it has ended. With the pid it names one."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in (b"Z", b"X") else int(words[19])  # fields 3 and 22 of proc_pid_stat(5)
+
+
 def descendants(root: int, processes: Mapping[int, Process]) -> list[int]:
     """Return the pids below `root`, parents before their children, without root, without zombies."""
     children: dict[int, list[int]] = {}

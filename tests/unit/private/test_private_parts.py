@@ -258,7 +258,7 @@ def test_names_of_private_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         registry.find("x")
     with pytest.raises(UsageError, match="cannot be the name"):
         registry.find("../x")
-    with registry.claim("x"), pytest.raises(UsageError, match="is up already, or being started"), registry.claim("x"):
+    with registry.claim("x"), pytest.raises(UsageError, match="is starting a private cluster"), registry.claim("x"):
         pass
     (registry.state_folder() / "x.json").write_text('{"folder": "/none"}')
     assert registry.names() == []  # it has ended: its entry goes
