@@ -8,7 +8,8 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pctool.errors import HOLD, REQUEUE, PctoolError, SlurmError
 from pctool.job.nudge import DEFAULT_CRED_EXPIRE_S
 from pctool.job.probe import HERE, THERE, canary
 from pctool.slurm import query
-from pctool.slurm.command import run
+from pctool.slurm.command import Completed, run
 from pctool.slurm.parse import parse_exit_codes
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -25,6 +26,7 @@ NODE_S = 900.0  # an instance boots in 3 to 5 minutes on ParallelCluster, a larg
 # A shared file system may show a new file only when its cached listing has expired: 60 s on NFS (acdirmax).
 SEEN_S = 65.0
 _SEEN_PERIOD_S = 0.5
+_LEAVE_S = 10.0  # for an interrupted srun to give its job back
 _LEAST_CRED_EXPIRE_S = 20  # it is also the life of a launch credential: prologs and clock skew must fit in
 
 
@@ -238,16 +240,46 @@ def _make(folder: Path) -> Path:
 def _probe(options: Options, folder: Path | None, nonce: str) -> dict[str, Any]:
     words = {"folder": str(folder) if folder else None, "nonce": nonce}
     question = json.dumps({**words, "store": options.store, "python": options.python})
+    name, limit = f"pctool-doctor-{nonce}", max(0.1, options.node_timeout_s)
     argv = [
-        "srun", "--quiet", "--nodes=1", "--ntasks=1", "--time=10", "--job-name=pctool-doctor", "--mpi=none",
-        *([f"--partition={options.partition}"] if options.partition else []),
+        # a killed srun leaves its job behind to start, and boot an instance, later: an interrupted one gives it back
+        "timeout", "--foreground", "--signal=INT", f"--kill-after={_LEAVE_S:.0f}", f"{limit:.1f}",
+        "srun", "--quit-on-interrupt", "--quiet", "--nodes=1", "--ntasks=1", "--time=10", f"--job-name={name}",
+        "--mpi=none", *([f"--partition={options.partition}"] if options.partition else []),
         sys.executable, "-m", "pctool.job.probe", question,
     ]  # fmt: skip
-    done = query.ask(argv, timeout=options.node_timeout_s, check=False)
+    began = time.monotonic()
+    with _cancelled_on_error(name):
+        done = query.ask(argv, timeout=limit + 2 * _LEAVE_S, check=False)
+        return _answer(done, limit if time.monotonic() - began >= limit else None)
+
+
+@contextmanager
+def _cancelled_on_error(job_name: str) -> Iterator[None]:
+    """Cancel the probe's job unless all goes well. Raise SlurmError naming it where Slurm does not take that."""
+    try:
+        yield
+    except BaseException:  # Ctrl-C too
+        argv = ["scancel", "--quiet", "--me", f"--name={job_name}"]
+        try:
+            query.ask(argv)
+        except SlurmError as error:
+            what = f"the probe's job may still start a node: {error.what}"
+            raise SlurmError(what, fix=f"cancel it with `{' '.join(argv)}`") from error
+        raise
+
+
+def _answer(done: Completed, waited: float | None) -> dict[str, Any]:
+    """Return what the probe printed; `waited` says for how long it was waited for, where that was too long."""
     if done.code == 0:
         for line in reversed(done.stdout.splitlines()):
             if line.startswith("{"):
                 return dict(json.loads(line))
+    if waited is not None:
+        raise SlurmError(
+            f"no node answered within {waited:g} s; the probe's job was cancelled",
+            fix="see `sinfo` and the partition's limits, or wait longer with --node-timeout",
+        )
     said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
     raise SlurmError(
         f"the probe did not run on a node (exit code {done.code}): {said[-1]}",

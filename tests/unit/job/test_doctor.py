@@ -119,13 +119,31 @@ def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_probe_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = Completed(("srun",), 1, "", "srun: error: execve(): /venv/bin/python: No such file or directory")
-    monkeypatch.setattr(query, "ask", lambda argv, **_: said)
+    asked: list[Sequence[str]] = []
+
+    def ask(argv: Sequence[str], **_: Any) -> Completed:
+        asked.append(argv)
+        return said
+
+    monkeypatch.setattr(query, "ask", ask)
     (check,) = node_checks(Options(run_dir=tmp_path / "run"))
+    (name,) = [word.removeprefix("--job-name=") for word in asked[0] if word.startswith("--job-name=")]
+    assert asked[1:] == [["scancel", "--quiet", "--me", f"--name={name}"]]
     assert (check.name, check.status) == ("node", "fail")
     assert "No such file or directory" in check.found
     (tmp_path / "file").write_text("")
     (check,) = node_checks(Options(run_dir=tmp_path / "file" / "run"))
     assert (check.name, check.status) == ("run directory", "fail")
+
+
+def test_a_probe_that_cannot_be_cancelled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(argv: Sequence[str], **_: Any) -> None:
+        raise KeyboardInterrupt if "srun" in argv else SlurmError("no answer in 30 s")
+
+    monkeypatch.setattr(query, "ask", silent)
+    (check,) = node_checks(Options())
+    assert "may still start a node: no answer in 30 s" in check.found
+    assert "`scancel --quiet --me --name=pctool-doctor-" in check.advice
 
 
 def test_slurm_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
