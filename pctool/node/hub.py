@@ -177,10 +177,13 @@ class Hub:
             self._queue(link, wire.encode({"pctool": 1, "challenge": link.challenge}))
 
     def _serve_link(self, link: _Link, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
-            self._flush(link)
-        if mask & selectors.EVENT_READ and link.sock.fileno() >= 0:
-            self._read(link)
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self._flush(link)
+            if mask & selectors.EVENT_READ and link.sock.fileno() >= 0:
+                self._read(link)
+        except Exception as error:  # noqa: BLE001 (anybody can connect: what one sends must not end the gang's channel)
+            self._lose(link, f"broken: {error!r}")
 
     def _read(self, link: _Link) -> None:
         try:

@@ -117,7 +117,7 @@ class Peer:
             for port in range(self._port, min(self._port + wire.PORTS, 65536)):
                 try:
                     return self._handshake(port)
-                except (OSError, wire.WireError) as error:
+                except Exception as error:  # noqa: BLE001 (a foreign service may answer anything; the search goes on)
                     last = f"port {port}: {error}" if port == self._port else last
             self._closing.wait(pause)
             pause = min(pause * 2, _PAUSE_S[1])

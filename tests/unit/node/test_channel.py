@@ -119,7 +119,17 @@ def test_a_node_number_outside_the_gang_is_refused(bench: Bench, node: object) -
     assert bench.heard.empty()
 
 
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 5000, b'{"node":1,"proof":"x"}\n', b"[]\n"])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00" * 5000,
+        b'{"node":1,"proof":"x"}\n',
+        b"[]\n",
+        b'{"node":1,"challenge":"x","proof":"\\ud800"}\n',  # no UTF-8 can be made of it
+        b'{"node":1,"challenge":"x","proof":"\xc3\xa9"}\n',
+    ],
+)
 def test_noise_from_strangers_is_dropped_and_disturbs_nobody(bench: Bench, noise: bytes) -> None:
     hub, port = bench.hub(nodes=2)
     _, told = bench.peer(port, 1)
@@ -133,6 +143,34 @@ def test_noise_from_strangers_is_dropped_and_disturbs_nobody(bench: Bench, noise
     assert isinstance(soon(told), HubJoined)
     assert soon(told) == HubSaid({"type": "stop"})
     assert bench.heard.empty()
+
+
+def test_whatever_goes_wrong_with_one_connection_ends_only_that_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, port = bench.hub(nodes=3)
+    _, told = bench.peer(port, 1)
+    assert isinstance(soon(told), HubJoined)
+    monkeypatch.setattr(wire, "proved", lambda _message, _expected: [][0])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock, sock.makefile("rb") as stream:
+        stream.readline()
+        sock.sendall(b'{"node":2,"challenge":"x","proof":"y"}\n')
+        assert stream.readline() == b""
+    hub.broadcast({"type": "stop"})
+    assert soon(told) == HubSaid({"type": "stop"})
+
+
+@pytest.mark.parametrize("answer", [b'{"proof":"\\ud800"}\n', b'{"proof":"\xc3\xa9"}\n'])
+def test_a_foreign_service_cannot_end_a_peers_search(bench: Bench, answer: bytes) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as foreign:
+        _, told = bench.peer(port, 1)
+        sock, _ = foreign.accept()
+        with sock:
+            sock.sendall(b'{"pctool":1,"challenge":"x"}\n' + answer)
+            sock.recv(4096)
+    _, at = bench.hub(nodes=2, port=port)
+    assert soon(told) == HubJoined(f"127.0.0.1:{at}")
 
 
 def test_a_challenge_answered_for_another_connection_does_not_let_in(bench: Bench) -> None:

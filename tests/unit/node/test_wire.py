@@ -24,6 +24,8 @@ def test_messages_survive_any_cutting_of_the_stream(messages: list[wire.Message]
 def test_an_endless_line_and_what_is_no_object_are_refused() -> None:
     with pytest.raises(wire.WireError, match="more than 10 bytes"):
         list(wire.Lines().feed(b"x" * 11, limit=10))
+    with pytest.raises(wire.WireError, match="more than 10 bytes"):
+        list(wire.Lines().feed(b'{"x":"123456"}\n', limit=10))  # whole, but no less too long
     for line in (b"[1]\n", b"{\n", b"\xff\n", b"[" * 5000 + b"\n"):
         with pytest.raises(wire.WireError):
             list(wire.Lines().feed(line))
@@ -36,6 +38,8 @@ def test_a_proof_holds_only_for_its_nonce_role_and_parts() -> None:
         nonce, role, *parts = other
         assert not wire.proved(good, wire.proof(str(nonce), str(role), *parts, "c2"))
     assert not wire.proved({"proof": 5}, "x")
+    assert not wire.proved({"proof": "\ud800"}, "x")
+    assert not wire.proved({"proof": "\xe9"}, "x")
     assert not wire.proved({}, "x")
 
 
