@@ -153,14 +153,22 @@ class PrivateCluster:
         return found
 
     def down(self) -> None:
-        """End the cluster; when this returns nothing of it is left. Harmless on one that has ended."""
+        """End the cluster; when this returns nothing of it is left. Harmless on one that has ended.
+
+        Raises SlurmError if it gives no answer and was not started by this process as its owner, or does not end.
+        """
+        pipe = self._keeper.stdin if self._keeper else None
         try:
             self._ask("down")
         except NotFoundError:
             pass
+        except SlurmError:
+            if pipe is None:
+                raise  # with one the keeper ends the cluster all the same: it needs no answer
+        finally:
+            if pipe is not None:
+                pipe.close()
         if self._keeper is not None:
-            if self._keeper.stdin:
-                self._keeper.stdin.close()
             self._keeper.wait(_DOWN_S)
         _wait_until_gone(self.folder)
 

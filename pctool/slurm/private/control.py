@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import selectors
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +80,8 @@ class Control:
             return {"ok": False, "error": error.what, "fix": error.fix, "code": error.exit_code}
         except (KeyError, TypeError, ValueError) as error:
             return {"ok": False, "error": f"bad request {line[:200]!r}: {type(error).__name__}: {error}", "code": 2}
-        except subprocess.SubprocessError as error:
-            raise SlurmError(f"a Slurm command failed: {error}") from error
+        except OSError as error:  # a full disk, no process to be had; `_read` would take it for a client that has gone
+            return {"ok": False, "error": f"{request['op']!r} failed: {error}", "code": SlurmError.exit_code}
 
     def _notice(self, request: dict[str, Any]) -> float:
         return self._fleet.notice(

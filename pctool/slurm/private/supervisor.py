@@ -10,7 +10,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -73,7 +72,7 @@ class Supervisor:
         """Run one handler; where Slurm refuses or does not answer that is logged, and the cluster goes on."""
         try:
             action()
-        except (SlurmError, subprocess.SubprocessError) as error:
+        except SlurmError as error:
             _log(str(error))
 
     def _end(self) -> None:
@@ -98,18 +97,20 @@ class Supervisor:
     def _open_power_pipe(self) -> None:
         path = self.daemons.layout.power
         os.mkfifo(path, 0o600)
-        self._power = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never sees an end of file
+        self._power_pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never sees an end of file
         self._power_text = b""
-        self.selector.register(self._power, selectors.EVENT_READ, self._power_asked)
+        self.selector.register(self._power_pipe, selectors.EVENT_READ, self._power_asked)
 
     def _power_asked(self) -> None:
-        self._power_text += os.read(self._power, 65536)
+        self._power_text += os.read(self._power_pipe, 65536)
         *lines, self._power_text = self._power_text.split(b"\n")
-        for line in lines:
-            verb, _, nodes = line.decode().partition(" ")
-            names = self.daemons.expand(nodes)
-            _log(f"slurmctld asks to {verb} {' '.join(names)}")
-            self._guarded(partial(self.fleet.power, verb, names))
+        for line in lines:  # each by itself: slurmctld does not ask again, so one that fails must cost no other
+            self._guarded(partial(self._power, line.decode()))
+
+    def _power(self, line: str) -> None:
+        verb, _, nodes = line.partition(" ")
+        _log(f"slurmctld asks to {verb} {nodes}")
+        self.fleet.power(verb, self.daemons.expand(nodes))
 
 
 def _log(text: str) -> None:
