@@ -3,7 +3,8 @@
 The newest checkpoint is the greatest (attempt, step) among the complete ones, so that a late writer of an older attempt
 never wins. "None" means that every tier was listed and came back empty, and that the ledger knows of none; a tier
 that cannot be read raises. A checkpoint that is there but damaged is skipped and named; one that the ledger knows and
-that has vanished stops the run, since resuming below it would lose work that nobody agreed to lose.
+that has vanished stops the run, since resuming below it would lose work that nobody agreed to lose. So do damaged ones
+where none is left that is whole.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.foreign import is_taken, of_another
 from pctool.checkpoint.manifest import Manifest, Verdict, judge
-from pctool.checkpoint.stores import Store, open_stores, order
+from pctool.checkpoint.stores import Store, StoreUnreadableError, open_stores, order
 from pctool.errors import IncompleteError
 from pctool.run.layout import RunDir, parse_checkpoint_name
 from pctool.run.ledger import Event, Ledger
 
 MIN_KEPT = 2  # one may turn out to be damaged on the day it is needed
+_SHOWN = 3  # damaged checkpoints that a message names
 
 
 class BelowDurableError(IncompleteError):
@@ -78,14 +80,26 @@ def candidates(stores: Sequence[Store], events: Sequence[Event] = ()) -> Iterato
 def own_candidates(run: RunDir, stores: Sequence[Store], events: Sequence[Event]) -> Iterator[Candidate]:
     """Yield like `candidates`, as far as they are this run's to go on from.
 
-    Raises ForeignCheckpointError in place of one that only S3 has whole and that another run saved there.
+    Raises ForeignCheckpointError in place of one that only S3 has whole and that another run saved there, and
+    StoreUnreadableError in place of one whose manifest this pctool does not read.
     """
     for candidate in candidates(stores, events):
         kept = candidate.manifest
         on_s3_only = kept is not None and candidate.tiers == ("s3",) and not _is_copy(candidate)
         if kept is not None and on_s3_only and not is_taken(run, candidate.name, kept, events):
             raise of_another(run, next(store.where for store in stores if store.tier == "s3"), kept.run)
+        _check_format(run, candidate)
         yield candidate
+
+
+def _check_format(run: RunDir, candidate: Candidate) -> None:
+    if not candidate.tiers and any(verdict.unknown_format for verdict in candidate.verdicts.values()):
+        raise StoreUnreadableError(
+            f"checkpoint {candidate.name} cannot be judged: {candidate.why}",
+            where=str(run.checkpoints),
+            fix="use the pctool version that wrote it, or turn away from it with "
+            f"`pctool resume {run.path} --from STEP`",
+        )
 
 
 def _is_copy(candidate: Candidate) -> bool:
@@ -103,18 +117,21 @@ def look(store: Store, name: str) -> Verdict:
 def find_resume(run: RunDir, store: str | None) -> ResumePoint | None:
     """Return the checkpoint that the next attempt goes on from, None for a run that has none.
 
-    Only manifests, names and sizes are looked at; the ranks check every byte when they restore. Raises
+    Only manifests, names and sizes are looked at; the ranks check every byte when they restore. What they rejected on
+    every tier that has it, and what was not saved again since, is not asked of them once more. Raises
     BelowDurableError where that would be older than what the ledger knows to be durable, ForeignCheckpointError where
     it would be another run's, StoreUnreadableError or AwsError where a tier cannot be read.
     """
     events = Ledger(run.ledger).read()
+    unsound = unsound_copies(events)
     damaged: dict[str, str] = {}
     for candidate in own_candidates(run, open_stores(run, store), events):
-        if candidate.tiers:
+        if any((candidate.name, tier) not in unsound for tier in candidate.tiers):
             point = point_of(candidate)
             check_durable(run, events, point, damaged)
             return point
-        damaged[candidate.name] = candidate.why
+        told = [f"{tier}: {unsound[candidate.name, tier]}" for tier in candidate.tiers]
+        damaged[candidate.name] = "; ".join(filter(None, [candidate.why, *told]))
     check_durable(run, events, None, damaged)
     return None
 
@@ -124,20 +141,45 @@ def point_of(candidate: Candidate) -> ResumePoint:
     return ResumePoint(name=candidate.name, attempt=candidate.attempt, step=candidate.step, tier=candidate.tiers[0])
 
 
+def newest_attempt(run: RunDir, store: str | None) -> int:
+    """Return the greatest attempt that was claimed or that a checkpoint of any tier is of, -1 if there is none.
+
+    The next attempt has to be greater: its checkpoints would lose against those of an earlier life of the run, whose
+    run directory is gone while its store is not. Raises StoreUnreadableError, AwsError or OSError.
+    """
+    names = [name for tier in open_stores(run, store) for name in tier.names()]
+    return max([*run.attempt_numbers(), *(order(name)[0] for name in names)], default=-1)
+
+
 def check_durable(run: RunDir, events: Iterable[Event], point: ResumePoint | None, damaged: Mapping[str, str]) -> None:
-    """Raise BelowDurableError if the ledger knows a later step than `point` that is not among the `damaged`."""
+    """Raise BelowDurableError if the ledger knows a later step than `point` that is not among the `damaged`.
+
+    Where nothing at all is left to go on from, damage explains nothing: that is for the owner to decide.
+    """
     step = point.step if point else -1
-    lost = {name: at for name, at in durable(events).items() if at > step and name not in damaged}
-    if not lost:
+    later = {name: at for name, at in durable(events).items() if at > step}
+    lost = {name: at for name, at in later.items() if name not in damaged}
+    if not lost and (point is not None or not later):
         return
-    name, highest = max(lost.items(), key=lambda item: item[1])
-    have = f"the newest one there is {point.name} (step {point.step})" if point else "none is there now"
     raise BelowDurableError(
-        f"the ledger says that checkpoint {name} (step {highest}) was complete, but {have}",
+        _why_lost(lost, point, damaged) if lost else f"every checkpoint is damaged: {_list(damaged)}",
         where=str(run.checkpoints),
-        fix="bring the checkpoints back (is the file system or the bucket there?), or accept the loss with "
-        f"`pctool resume {run.path} --from {max(step, 0)}`",
+        fix=f"bring {'the checkpoints' if lost else 'one'} back (is the file system or the bucket there?), or accept "
+        f"the loss with `pctool resume {run.path} --from {max(step, 0)}`",
     )
+
+
+def _why_lost(lost: Mapping[str, int], point: ResumePoint | None, damaged: Mapping[str, str]) -> str:
+    name, highest = max(lost.items(), key=lambda item: item[1])
+    none = f"all that is there is damaged: {_list(damaged)}" if damaged else "none is there now"
+    have = f"the newest one there is {point.name} (step {point.step})" if point else none
+    return f"the ledger says that checkpoint {name} (step {highest}) was complete, but {have}"
+
+
+def _list(damaged: Mapping[str, str]) -> str:
+    """Return the damaged ones for a message, newest first, and what is wrong with them."""
+    shown = [f"{name} ({why})" for name, why in list(damaged.items())[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else "")
 
 
 def highest_durable(events: Iterable[Event]) -> int | None:
@@ -149,7 +191,10 @@ def durable(events: Iterable[Event]) -> dict[str, int]:
     """Return the checkpoints (name -> step) of the current lineage that the ledger knows to be durable.
 
     A `resumed` event starts from its checkpoint: what lies above it is no longer in the lineage. `accepted` lowers it.
+    What an attempt commits or mirrors after a later one has resumed, as one that was slow to notice, is not in it
+    either, nor is what the owner turned away from.
     """
+    events = list(events)
     known: dict[str, int] = {}
     current = 0
     for event in events:
@@ -161,11 +206,11 @@ def durable(events: Iterable[Event]) -> dict[str, int]:
             current = event.attempt or 0
         if event.event == "pruned":
             known.pop(name, None)
-        if event.event in {"resumed", "committed"} or (event.event == "mirrored" and order(name)[0] >= current):
-            parsed = parse_checkpoint_name(name)
-            if parsed:
-                known[name] = parsed[1]
-    return known
+        saved = event.event in {"committed", "mirrored"} and order(name)[0] >= current
+        if (event.event == "resumed" or saved) and parse_checkpoint_name(name):
+            known[name] = order(name)[1]
+    caps = _abandoned(events)
+    return {name: at for name, at in known.items() if not any(cap.excludes(*order(name)) for cap in caps)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,3 +302,22 @@ def clear_unfinished(run: RunDir, store: Store, attempt: int, events: Iterable[E
 def rejected(events: Iterable[Event]) -> frozenset[str]:
     """Return the names that the ranks found damaged."""
     return frozenset(str(event.fields.get("name", "")) for event in events if event.event == "rejected")
+
+
+def unsound_copies(events: Iterable[Event]) -> dict[tuple[str, str], str]:
+    """Return the copies (name, tier) that the ranks found damaged, and why, unless they were written again since.
+
+    A `held` event ends it: the owner, who let the job start again, may have brought the bytes back.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for event in events:
+        name, tier = str(event.fields.get("name", "")), str(event.fields.get("tier", ""))
+        if event.event == "rejected":
+            found[name, tier] = str(event.fields.get("why", ""))
+        elif event.event == "held":
+            found.clear()
+        elif event.event in {"committed", "resumed"}:
+            found.pop((name, "posix"), None)
+        if event.event in {"mirrored", "resumed"}:
+            found.pop((name, "s3"), None)
+    return found

@@ -23,6 +23,10 @@ FORMAT = 1
 _CHUNK = 8 << 20  # bytes read at a time: large enough for Lustre's read-ahead, small beside a rank's memory
 
 
+class UnknownFormatError(IncompleteError):
+    """A manifest of a format that this pctool does not read: its checkpoint may be whole all the same."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
     """One file of a checkpoint: its size in bytes, and its CRC64-NVME as S3 writes it (base64, big-endian)."""
@@ -65,6 +69,7 @@ class Verdict:
     why: str = ""
     manifest: Manifest | None = None
     bad: tuple[str, ...] = ()  # names of the files that are missing or wrong
+    unknown_format: bool = False  # cannot be judged, since another pctool wrote it
 
 
 def crc64nvme(chunks: Iterable[bytes]) -> str:
@@ -95,12 +100,12 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, *, where: str = NAME) -> Manifest:
-    """Read a MANIFEST. Raise IncompleteError saying what is wrong with it."""
+    """Read a MANIFEST. Raise UnknownFormatError for another format's, IncompleteError saying what is wrong with it."""
     try:
         record = json.loads(data)
         claimed = record.pop("sha256")
         if record.get("format") != FORMAT:
-            raise IncompleteError(
+            raise UnknownFormatError(
                 f"manifest of format {record.get('format')!r}, this pctool reads {FORMAT}",
                 where=where,
                 fix="use the pctool version that wrote this checkpoint",
@@ -110,6 +115,14 @@ def decode(data: bytes, *, where: str = NAME) -> Manifest:
         return _from_record(record)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IncompleteError(f"not a manifest: {error}", where=where) from error
+
+
+def said_run(data: bytes) -> str:
+    """Return by which run a MANIFEST says it was saved, "" if it cannot be read."""
+    try:
+        return decode(data).run
+    except IncompleteError:
+        return ""
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -127,6 +140,8 @@ def judge(manifest: bytes | None, sizes: Mapping[str, int]) -> Verdict:
         return Verdict(ok=False, why=f"no {NAME}: it was never finished")
     try:
         found = decode(manifest)
+    except UnknownFormatError as error:
+        return Verdict(ok=False, why=error.what, bad=(NAME,), unknown_format=True)
     except IncompleteError as error:
         return Verdict(ok=False, why=str(error), bad=(NAME,))
     wrong = {name: _size_fault(entry.size, sizes.get(name)) for name, entry in found.files.items()}

@@ -36,11 +36,17 @@ def find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, att
     try:
         return _find_whole(run, store, group, ledger, attempt)
     except (AwsError, RanksFailedError) as error:
-        raise StoreUnreadableError(
-            f"no checkpoint could be restored: {error.what}",
-            where=error.where,
-            fix="see to it that the store can be read (`pctool doctor`); the next attempt tries again",
-        ) from error
+        raise _not_restored(error.what, error.where) from error
+    except OSError as error:
+        raise _not_restored(str(error), str(run.path)) from error
+
+
+def _not_restored(what: str, where: str | None) -> StoreUnreadableError:
+    return StoreUnreadableError(
+        f"no checkpoint could be restored: {what}",
+        where=where,
+        fix="see to it that the store can be read (`pctool doctor`); the next attempt tries again",
+    )
 
 
 def _find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
@@ -87,8 +93,10 @@ def _make_whole(
         return Restorable(point=point_of(offer), manifest=offer.manifest), {}
     if "posix" in offer.tiers:
         faults["posix"] = "; ".join(f"{name}: {why}" for name, why in sorted(bad.items()))
-    if "s3" not in offer.tiers or store is None or offer.verdicts["s3"].manifest != offer.manifest:
+    if "s3" not in offer.tiers or store is None:
         return None, faults
+    if offer.verdicts["s3"].manifest != offer.manifest:
+        return None, {**faults, "s3": "another checkpoint of this name than on the shared file system"}
     unfetched = _fetch_shares(offer, run, store, group, sorted(bad))
     if unfetched:
         return None, {**faults, "s3": "; ".join(f"{name}: {why}" for name, why in sorted(unfetched.items()))}

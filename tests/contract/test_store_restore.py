@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from s3_standin import Fault, StandIn
 
 from pctool.checkpoint import manifest as mf
-from pctool.checkpoint.lineage import BelowDurableError
+from pctool.checkpoint.lineage import BelowDurableError, find_resume
 from pctool.checkpoint.mirror import Mirror
 from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
@@ -82,11 +83,36 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(
     assert rejections(run) == [(HUNDRED, "posix")]
 
 
-def test_when_all_are_damaged_the_run_starts_anew_and_names_them(run: RunDir) -> None:
+def test_when_all_are_damaged_the_run_stops_and_the_next_claim_knows(run: RunDir) -> None:
     flip(run.checkpoints / FIFTY / "b")
     flip(run.checkpoints / HUNDRED / "a")
-    assert restore(run, None) is None
-    assert rejections(run) == [(HUNDRED, "posix"), (FIFTY, "posix")]
+    for _ in range(2):  # the ranks look at every byte again, should a claim have let them start
+        with pytest.raises(BelowDurableError, match=f"every checkpoint is damaged: {HUNDRED} .*CRC64.*{FIFTY}"):
+            restore(run, None)
+    assert rejections(run)[:2] == [(HUNDRED, "posix"), (FIFTY, "posix")]
+    with pytest.raises(BelowDurableError, match=f"every checkpoint is damaged: {HUNDRED} .*CRC64.*{FIFTY}"):
+        find_resume(run, None)
+    flip(run.checkpoints / HUNDRED / "a")  # the owner brought it back
+    assert restore(run, None) == (HUNDRED, "posix")
+
+
+def test_another_checkpoint_of_the_name_on_s3_is_rejected_too(mirrored: RunDir, url: str, s3: StandIn) -> None:
+    folder = mirrored.checkpoints / HUNDRED
+    manifest = mf.read_manifest(folder)
+    assert manifest is not None
+    (folder / mf.NAME).write_bytes(mf.encode(replace(manifest, time=1.0)))
+    flip(folder / "a")
+    assert restore(mirrored, url) == (FIFTY, "posix")
+    assert rejections(mirrored) == [(HUNDRED, "posix"), (HUNDRED, "s3")]
+
+
+def test_a_ledger_that_cannot_be_read_is_said_as_that(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(ledger: Ledger) -> None:
+        raise OSError(116, "Stale file handle", str(ledger.path))
+
+    monkeypatch.setattr(Ledger, "read", stale)
+    with pytest.raises(StoreUnreadableError, match=r"no checkpoint could be restored: .*Stale file handle"):
+        restore(run, None)
 
 
 def test_a_vanished_newest_stops_the_ranks_too(run: RunDir) -> None:

@@ -12,9 +12,12 @@ from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.lineage import (
     BelowDurableError,
     Candidate,
+    ResumePoint,
+    check_durable,
     clear_unfinished,
     find_resume,
     highest_durable,
+    newest_attempt,
     prune,
     prune_plan,
 )
@@ -128,6 +131,86 @@ def test_accepting_a_lower_step_turns_away_from_the_higher_ones_for_good(run: Ru
     assert newest(run) == "000001-00000070"
     save(run, 1, 120, "000001-00000070")
     assert newest(run) == "000001-00000120"
+
+
+def test_where_all_are_damaged_the_run_does_not_start_anew(run: RunDir) -> None:
+    for step in (50, 100):
+        (run.checkpoints / save(run, 0, step) / "data").write_bytes(b"")
+    with pytest.raises(BelowDurableError, match=r"every checkpoint is damaged: 000000-00000100 \(.*data") as caught:
+        find_resume(run, None)
+    assert "000000-00000050" in caught.value.what
+    assert "--from 0" in str(caught.value)
+    Ledger(run.ledger).append("accepted", step=0, name=None)
+    assert newest(run) is None
+
+
+def test_what_was_never_complete_is_no_loss(run: RunDir) -> None:
+    (run.checkpoints / "000000-00000100").mkdir(parents=True)
+    assert newest(run) is None
+
+
+def test_what_the_ranks_rejected_everywhere_is_not_offered_again(run: RunDir) -> None:
+    fifty, hundred = save(run, 0, 50), save(run, 0, 100)
+    ledger = Ledger(run.ledger)
+    ledger.append("rejected", attempt=1, name=hundred, step=100, tier="s3", why="flipped")
+    assert newest(run) == hundred  # it is whole in the run directory, as far as anybody knows
+    ledger.append("rejected", attempt=1, name=hundred, step=100, tier="posix", why="flipped")
+    assert newest(run) == fifty
+    ledger.append("rejected", attempt=1, name=fifty, step=50, tier="posix", why="torn")
+    with pytest.raises(BelowDurableError, match=r"every checkpoint is damaged: .*posix: flipped.*posix: torn"):
+        find_resume(run, None)
+    ledger.append("held", attempt=1, rule="below-durable", why="")  # released: the owner may have brought it back
+    assert newest(run) == hundred
+
+
+@pytest.mark.parametrize("event", ["committed", "resumed"])
+def test_what_was_written_again_since_is_offered_again(run: RunDir, event: str) -> None:
+    name = save(run, 0, 50)
+    ledger = Ledger(run.ledger)
+    ledger.append("rejected", attempt=1, name=name, step=50, tier="posix", why="flipped")
+    with pytest.raises(BelowDurableError):
+        find_resume(run, None)
+    ledger.append(event, attempt=1, name=name, step=50)
+    assert newest(run) == name
+
+
+def test_a_manifest_of_another_format_is_neither_damage_nor_none(run: RunDir) -> None:
+    save(run, 0, 50)
+    path = run.checkpoints / save(run, 0, 100) / mf.NAME
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(
+        StoreUnreadableError, match=r"000000-00000100 cannot be judged: .*format 2, this pctool reads 1"
+    ):
+        find_resume(run, None)
+    Ledger(run.ledger).append("accepted", step=50, name="000000-00000050")
+    assert newest(run) == "000000-00000050"
+
+
+def test_the_next_attempt_is_above_all_that_any_tier_has_seen(run: RunDir) -> None:
+    assert newest_attempt(run, None) == -1
+    run.attempt(1).path.mkdir(parents=True)
+    assert newest_attempt(run, None) == 1
+    save(run, 5, 1000)
+    assert newest_attempt(run, None) == 5
+
+
+def test_a_late_commit_of_an_older_attempt_holds_nobody(run: RunDir) -> None:
+    """It passed the fence before the claim and published after it: it is there, and loses."""
+    save(run, 0, 100)
+    Ledger(run.ledger).append("resumed", attempt=1, name="000000-00000100", step=100)
+    save(run, 0, 150, "000000-00000100")
+    save(run, 1, 120, "000000-00000100")
+    assert newest(run) == "000001-00000120"
+    PosixStore(run.checkpoints).remove("000001-00000120")
+    with pytest.raises(BelowDurableError, match="000001-00000120"):
+        check_durable(run, Ledger(run.ledger).read(), ResumePoint(name="x", attempt=0, step=100, tier="posix"), {})
+
+
+def test_what_the_owner_turned_away_from_is_not_missed_either(run: RunDir) -> None:
+    save(run, 0, 50)
+    Ledger(run.ledger).append("accepted", step=50, name="000000-00000050")
+    save(run, 0, 100)  # of an attempt that was still at work
+    assert newest(run) == "000000-00000050"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
