@@ -9,7 +9,7 @@ import sys
 from pctool.errors import UsageError
 from pctool.node.config import read_config
 from pctool.node.launch import Launch
-from pctool.node.watch import POLL_S
+from pctool.node.watch import POLL_S, check_poll
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         python=args.python,
         script=script,
         stop_signal=args.stop_signal,
-        poll_s=args.poll_s,
+        poll_s=check_poll(args.poll_s),
     )
     return Launch(
         config, emit=lambda text: print(f"pctool launch[{config.name}]: {text}", file=sys.stderr, flush=True)

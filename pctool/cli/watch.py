@@ -14,7 +14,7 @@ from pathlib import Path
 from pctool.aws.imds import DEFAULT_ENDPOINT, Imds
 from pctool.node.naming import drain, node_name
 from pctool.node.notice_file import DEFAULT_PATH, Sighting
-from pctool.node.watch import POLL_S, NodeWatch
+from pctool.node.watch import POLL_S, Looker, NodeWatch, check_poll
 from pctool.run.env import IMDS
 
 
@@ -33,10 +33,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Watch until SIGTERM or SIGINT. News go to stdout, one JSON object a line; the rest to stderr."""
+    check_poll(args.poll_s)
     imds = Imds(os.environ.get(IMDS, DEFAULT_ENDPOINT))
     node = args.node or node_name(os.environ)
     if args.once:
-        _report(Sighting(node=node, notice=imds.notice(), rebalance=imds.rebalance()))
+        looker = Looker(node=node, imds=imds, notice_file=None)
+        _report(looker.look())
+        if looker.failure is not None:
+            raise looker.failure
         return 0
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put is safe in a signal handler
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -8,11 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pctool.aws.imds import Imds, ImdsError, Notice
+from pctool.errors import UsageError
 from pctool.node.notice_file import Sighting, read_sighting, touch, write_sighting
 
 POLL_S = 2.0  # AWS advises every 5 s at most; of the two minutes each second may count, and a look costs 0.3 ms of CPU
 
+_SLOWEST_S = 3600.0
+
 Log = Callable[[str], None]
+
+
+def check_poll(seconds: float) -> float:
+    """Return the time between two looks. Raise UsageError for one that is none."""
+    if not 0 < seconds <= _SLOWEST_S:  # nan too
+        raise UsageError(f"--poll-s {seconds:g} is no time between two looks", fix=f"give seconds, such as {POLL_S:g}")
+    return seconds
 
 
 class Looker:
@@ -22,14 +32,26 @@ class Looker:
         self.node = node
         self._imds = imds
         self._file = notice_file
+        self._rebalance: float | None = None
+        self.failure: ImdsError | None = None  # of the last look's question for a rebalance, which is not vital
 
     def look(self) -> Sighting:
-        """Return what is there now. Raise ImdsError if neither source can be read."""
+        """Return what is there now. Raise ImdsError if neither source can be read.
+
+        Where only the rebalance recommendation cannot, the last one known stands and `failure` tells: a notice that was
+        read must not wait for it.
+        """
+        self.failure = None
         if self._file is not None:
             sighting = read_sighting(self._file, node=self.node, now=time.time())
             if sighting is not None:
                 return sighting
-        return Sighting(node=self.node, notice=self._imds.notice(), rebalance=self._imds.rebalance())
+        notice = self._imds.notice()
+        try:
+            self._rebalance = self._imds.rebalance()
+        except ImdsError as error:
+            self.failure = error
+        return Sighting(node=self.node, notice=notice, rebalance=self._rebalance)
 
 
 class Changes:
@@ -38,17 +60,22 @@ class Changes:
     def __init__(self, *, log: Log) -> None:
         self._log = log
         self._seen = Sighting(node="")
-        self._failure: type[ImdsError] | None = None
+        self._failure: tuple[type[ImdsError], str] | None = None
 
-    def failed(self, error: ImdsError) -> None:
+    def failed(self, error: ImdsError, *, unseen: str = "notice") -> None:
         """Log a failed look unless the one before failed in the same way."""
-        if type(error) is not self._failure:
-            self._failure = type(error)
-            self._log(f"instance metadata: {error}; a notice would not be seen; trying on")
+        if (type(error), unseen) != self._failure:
+            self._failure = type(error), unseen
+            self._log(f"instance metadata: {error}; a {unseen} would not be seen; trying on")
 
-    def saw(self, sighting: Sighting) -> tuple[Notice | None, float | None]:
-        """Return the notice and the recommendation time of a good look, each only if it is news."""
-        if self._failure is not None:
+    def saw(self, sighting: Sighting, failure: ImdsError | None) -> tuple[Notice | None, float | None]:
+        """Return the notice and the recommendation time of a look, each only if it is news.
+
+        `failure` is that of the question for a recommendation.
+        """
+        if failure is not None:
+            self.failed(failure, unseen="rebalance recommendation")
+        elif self._failure is not None:
             self._failure = None
             self._log("instance metadata answers again")
         before, self._seen = self._seen, sighting
@@ -96,7 +123,7 @@ class Watcher(threading.Thread):
         except ImdsError as error:
             self._changes.failed(error)
             return
-        notice, rebalance = self._changes.saw(sighting)
+        notice, rebalance = self._changes.saw(sighting, self._looker.failure)
         if notice is not None:
             self._on_notice(notice)
         if rebalance is not None:
@@ -134,7 +161,7 @@ class NodeWatch:
         except ImdsError as error:
             self._changes.failed(error)  # the file is left to grow stale, so that launch looks for itself
             return False
-        notice, rebalance = self._changes.saw(sighting)
+        notice, rebalance = self._changes.saw(sighting, self._looker.failure)
         self._keep_file(sighting)
         if notice is not None:
             self._undrained = notice

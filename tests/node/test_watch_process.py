@@ -52,6 +52,16 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("poll", ["-1", "nan"])
+@pytest.mark.parametrize("verb", [["watch", "--node", "n1"], ["launch"]])
+def test_a_poll_time_that_is_none_is_refused(environ: dict[str, str], verb: list[str], poll: str) -> None:
+    command = [*WATCH[:-1], *verb, "--poll-s", poll, *([] if verb[0] == "watch" else ["--", "x.py"])]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert "--poll-s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_roots_watcher_drains_and_leaves_word(fake: FakeImds, environ: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "run" / "notice.json"
     command = [*WATCH, "--node", "n1", "--drain", "--notice-file", str(file), "--poll-s", "0.05"]

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from pctool.aws.fake_imds import FakeImds
-from pctool.aws.imds import Imds, Notice
+from pctool.aws.imds import Imds, ImdsFailedError, Notice
+from pctool.errors import UsageError
 from pctool.node.naming import names_on_host
 from pctool.node.notice_file import FRESH_S, Sighting, read_sighting, write_sighting
-from pctool.node.watch import Looker, NodeWatch, Watcher
+from pctool.node.watch import Looker, NodeWatch, Watcher, check_poll
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 NOTICE = Notice(action="terminate", time=WHEN.timestamp())
@@ -105,6 +106,71 @@ def test_failures_are_logged_once_a_change_and_never_end_the_watch(fake: FakeImd
     thread.stop()
 
 
+class HalfDeaf(Imds):
+    """It answers for the notice, and for a rebalance only while `rebalances`."""
+
+    rebalances = False
+
+    def rebalance(self) -> float | None:
+        if self.rebalances:
+            return super().rebalance()
+        raise ImdsFailedError("answers with 500", where=self.endpoint)
+
+
+def test_a_notice_is_not_lost_when_the_question_for_a_rebalance_fails(fake: FakeImds) -> None:
+    fake.notice("n1", when=WHEN)
+    heard = Heard()
+    imds = HalfDeaf(fake.endpoint("n1"))
+    thread = Watcher(
+        Looker(node="n1", imds=imds, notice_file=None),
+        on_notice=heard.news.put,
+        on_rebalance=heard.news.put,
+        on_first=lambda: heard.news.put("first"),
+        log=heard.logged.append,
+        poll_s=0.02,
+    )
+    thread.start()
+    assert (heard.next(), heard.next()) == (NOTICE, "first")
+    later = fake.requests("n1") + 4
+    while fake.requests("n1") < later:
+        time.sleep(0.01)
+    assert len(heard.logged) == 1
+    assert "answers with 500; a rebalance recommendation would not be seen" in heard.logged[0]
+    imds.rebalances = True
+    wait_for(heard, 2)
+    assert "answers again" in heard.logged[1]
+    thread.stop()
+
+
+def test_roots_watcher_drains_though_the_question_for_a_rebalance_fails(fake: FakeImds, tmp_path: Path) -> None:
+    fake.notice("n1", when=WHEN)
+    fake.rebalance("n1")
+    logged: list[str] = []
+    watch = node_watch(fake, tmp_path / "notice.json", [None], logged, imds=HalfDeaf(fake.endpoint("n1")))
+    watch.look()
+    assert "drained n1: it gets no new job" in logged
+    found = read_sighting(tmp_path / "notice.json", node="n1", now=time.time())
+    assert found == Sighting(node="n1", notice=NOTICE)
+
+
+def test_a_recommendation_once_seen_is_not_told_again_after_a_failure(fake: FakeImds) -> None:
+    fake.rebalance("n1")
+    imds = HalfDeaf(fake.endpoint("n1"))
+    imds.rebalances = True
+    looker = Looker(node="n1", imds=imds, notice_file=None)
+    first = looker.look()
+    imds.rebalances = False
+    assert looker.look() == first
+    assert first.rebalance is not None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, float("nan"), float("inf"), 3601.0])
+def test_a_time_between_looks_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="--poll-s"):
+        check_poll(seconds)
+    assert check_poll(0.05) == 0.05
+
+
 def test_roots_fresh_file_spares_instance_metadata_and_a_stale_one_does_not(fake: FakeImds, tmp_path: Path) -> None:
     path = tmp_path / "notice.json"
     write_sighting(path, Sighting(node="n1", notice=NOTICE))
@@ -115,10 +181,12 @@ def test_roots_fresh_file_spares_instance_metadata_and_a_stale_one_does_not(fake
     assert looker.look() == Sighting(node="n1")
 
 
-def node_watch(fake: FakeImds, path: Path, answers: list[str | None], logged: list[str]) -> NodeWatch:
+def node_watch(
+    fake: FakeImds, path: Path, answers: list[str | None], logged: list[str], imds: Imds | None = None
+) -> NodeWatch:
     return NodeWatch(
         node="n1",
-        imds=Imds(fake.endpoint("n1")),
+        imds=imds or Imds(fake.endpoint("n1")),
         notice_file=path,
         drain=lambda _node, _notice: answers.pop(0),
         report=lambda _sighting: None,
