@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slurm
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --requeue --open-mode=append
 trap 'signalled=1' USR1
-claimed=$({pctool} claim '{run}' --max-stalled {max_stalled}) || exit $?
+claimed=$({pctool} claim "{run}" --max-stalled {max_stalled}) || exit $?
 eval "$claimed"
 srun --kill-on-bad-exit=1 --mpi=none {python} {play} {words} &
 while true; do
@@ -80,6 +80,8 @@ node = os.environ["SLURMD_NODENAME"]
 write_node_exit(attempt, NodeExit(node=node, cause=cause, code=code, time=time.time(), saved=cause == "stop"))
 sys.exit(code)
 """
+
+TASK = "$SLURM_ARRAY_TASK_ID"
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def submit(site: Site, tmp_path: Path) -> Iterator[Submit]:
         argv = [
             "sbatch",
             "--parsable",
-            f"--comment={format_comment(str(run.path))}",
+            f"--comment={format_comment(str(run.path).replace(TASK, '%a'))}",
             f"--output={tmp_path}/o-%j",
             *extra,
         ]
@@ -245,6 +247,26 @@ def test_stalled_attempts_are_held_with_the_reason_until_released(site: Site, su
     assert ended.comment == format_comment(str(run.path))
 
 
+def test_a_task_of_an_array_is_requeued_and_held_alone(site: Site, submit: Submit, tmp_path: Path) -> None:
+    """The id of the task that starts last is that of the whole array, and Slurm would act on every task."""
+    word = f"$(((({TASK})) && echo lost) || echo sleep)"
+    array, pattern = submit(
+        word, run=RunDir(tmp_path / f"run-{TASK}"), max_stalled=2, extra=("--nodes=1", "--array=0-1")
+    )
+    runs = [RunDir(Path(str(pattern.path).replace(TASK, str(task)))) for task in range(2)]
+    wait_for(lambda: runs[1].attempt_numbers())
+    claim = read_claim(runs[1].attempt(0))
+    assert claim is not None
+    assert (claim.job_id, claim.task) == (array, f"{array}_1")
+    held = wait_for(lambda: (job := query.show_job(f"{array}_1")) and is_held(job) and job)
+    assert runs[1].attempt_numbers() == [0, 1]
+    assert "2 attempts in a row" in held.comment
+    other = query.show_job(f"{array}_0")
+    assert other is not None
+    assert (other.state, other.restarts, runs[0].attempt_numbers()) == ("RUNNING", 0, [0])
+    assert other.comment == format_comment(str(pattern.path).replace(TASK, "%a"))
+
+
 def test_a_restart_whose_run_directory_is_gone_is_held(site: Site, submit: Submit, tmp_path: Path) -> None:
     job_id, run = submit("stop", "done")
     wait_for(lambda: (job := query.show_job(job_id)) and job.restarts == 1)
@@ -311,7 +333,9 @@ def test_the_first_claim_knows_its_nodes_and_a_hub_they_reach(site: Site, submit
     host, _, port = claim.hub.partition(":")
     assert host == query.node_addr(claim.nodes[0])
     assert 1024 <= int(port) < 65536
-    assert claim.cluster == query.config()["ClusterName"]
+    settings = query.config()
+    assert claim.cluster == f"{settings['ClusterName']}@{settings['SlurmctldHost[0]']}"
+    assert (claim.means, claim.requeue) == (site.means, True)
 
 
 def test_doctor_sees_a_node(site: Site, tmp_path: Path) -> None:
