@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pctool.checkpoint.foreign import ForeignCheckpointError
-from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume
+from pctool.checkpoint.lineage import BelowDurableError, ResumePoint, find_resume, newest_attempt
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import (
     REQUEUE,
@@ -132,7 +132,7 @@ def _claim(start: Start) -> Claimed | Held:
         means=ways.means,
         requeue=ways.requeue,
     )
-    attempt = take(start, claim)
+    attempt = take(start, claim, above=checked.newest)
     Ledger(start.run.ledger).append(
         "claim", attempt=attempt, job_id=claim.job_id, restart=claim.restart, nodes=list(nodes), host=claim.host
     )
@@ -168,9 +168,12 @@ def _ask_ways(start: Start) -> _Ways:
     )
 
 
-def take(start: Start, claim: Claim) -> int:
-    """Make the next attempt's folder and return its number; whoever was faster is asked about like any owner."""
-    number = _newest(start.run)
+def take(start: Start, claim: Claim, *, above: int = -1) -> int:
+    """Make the next attempt's folder and return its number; whoever was faster is asked about like any owner.
+
+    It is greater than `above` too: a store may have checkpoints of attempts whose run directory is gone.
+    """
+    number = max(_newest(start.run), above)
     for _ in range(_RACES):
         attempt = start.run.attempt(number + 1)
         if publish(attempt, claim):
@@ -208,6 +211,7 @@ def _is_mine(attempt: AttemptDir, claim: Claim) -> bool:
 @dataclass(frozen=True)
 class _GoOn:
     resume: ResumePoint | None
+    newest: int  # attempt, of the run directory and of all checkpoints
 
 
 def _may_go_on(start: Start) -> _GoOn | Held:
@@ -218,7 +222,7 @@ def _may_go_on(start: Start) -> _GoOn | Held:
     if why is not None:
         return _hold(start, "stalled", why)
     try:
-        return _GoOn(find_resume(start.run, start.store))
+        return _GoOn(find_resume(start.run, start.store), newest_attempt(start.run, start.store))
     except BelowDurableError as error:
         return _hold(start, "below-durable", error.what)
     except ForeignCheckpointError as error:

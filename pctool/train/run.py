@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pctool.checkpoint import rng
 from pctool.checkpoint import torch as engine
 from pctool.checkpoint.group import Group
+from pctool.checkpoint.lineage import newest_attempt
 from pctool.checkpoint.restore import Restorable, find_whole
 from pctool.errors import IncompleteError, NotFoundError, RunInUseError, UsageError
 from pctool.run.layout import RunDir
@@ -268,15 +269,15 @@ class Run:
 
 
 def _attempt(settings: Settings) -> int:
-    """Return the attempt that the batch script claimed; without one, take the next number of the run directory."""
+    """Return the attempt that the batch script claimed; without one, take the next that no tier has seen."""
     if settings.attempt is not None:
         if not settings.run.path.is_dir():
             raise NotFoundError("the run directory is not there", where=str(settings.run.path))
         return settings.attempt
     run = settings.run
     run.attempts.mkdir(parents=True, exist_ok=True)
-    number = max(run.attempt_numbers(), default=-1) + 1
-    _refuse_if_held(run, number - 1)
+    _refuse_if_held(run, max(run.attempt_numbers(), default=-1))
+    number = newest_attempt(run, settings.store) + 1
     while True:
         try:
             run.attempt(number).path.mkdir()

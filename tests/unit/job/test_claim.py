@@ -262,6 +262,13 @@ def test_an_owner_that_is_a_task_of_an_array_is_asked_about_alone(tmp_path: Path
     assert "`scancel 9_1`" in (error.value.fix or "")
 
 
+def test_a_new_run_directory_goes_on_behind_what_the_old_one_saved(tmp_path: Path, slurm: FakeSlurm) -> None:
+    run = RunDir(tmp_path)
+    (run.checkpoints / "000005-00001000").mkdir(parents=True)
+    assert claimed(claim_attempt(start(run))).attempt == 6
+    assert claimed(claim_attempt(start(run, restart=1))).attempt == 7
+
+
 @pytest.mark.parametrize("torn", ["", '{"job_id": "7", ', '{"job_id": "7"}'])
 def test_a_torn_claim_holds_the_job(tmp_path: Path, slurm: FakeSlurm, torn: str) -> None:
     run = RunDir(tmp_path)

@@ -50,3 +50,9 @@ def test_runs_of_another_seed_have_another_order() -> None:
         torch.manual_seed(seed)
         orders.append(train(start(run_dir=str(seed)), 9))
     assert orders[0] != orders[1]
+
+
+def test_a_new_run_directory_goes_on_behind_what_the_old_one_saved() -> None:
+    """Its file system is gone, its store is not: attempts of before have left their names there."""
+    Path("run/checkpoints/000005-00001000").mkdir(parents=True)
+    assert start().attempt == 6
