@@ -18,9 +18,10 @@ from submitit import Job, SlurmExecutor, SlurmJob
 from submitit.core.utils import DelayedSubmission, FailedJobError, JobPaths, UncompletedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher
 
-from pctool.errors import SlurmError
+from pctool.errors import IncompleteError, SlurmError
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Event, Ledger
+from pctool.run.records import read_claim
 from pctool.slurm import query
 from pctool.slurm.command import NoAnswerError, run
 from pctool.slurm.parse import JobInfo
@@ -227,8 +228,9 @@ class SubmittedJob(SlurmJob[Path]):
         return _Paths(self._paths, self.output) if self.output else self._paths
 
     def _why(self) -> str:
-        events = Ledger(RunDir(Path(self.run_dir)).ledger).read()
-        verdict = _verdict(events, self.job_id)
+        run = RunDir(Path(self.run_dir))
+        events = Ledger(run.ledger).read()
+        verdict = _verdict(run, events, self.job_id)
         if verdict is not None:
             return f"{verdict.fields.get('why') or verdict.fields.get('cause')}"
         held = [event.fields.get("why") for event in events if event.event == "held"]
@@ -253,7 +255,7 @@ def _states(jobs: Sequence[SubmittedJob]) -> list[str]:
     for job in jobs:
         state = job._final or known.get(job.job_id)
         if state is None:
-            state = _from_ledger(Ledger(RunDir(Path(job.run_dir)).ledger).read(), job.job_id)
+            state = _from_ledger(RunDir(Path(job.run_dir)), job.job_id)
         job._final = state if is_ended(state) else None
         states.append(state)
     return states
@@ -273,21 +275,28 @@ class _Paths(JobPaths):
         return self._output
 
 
-def _from_ledger(events: Sequence[Event], job_id: str) -> str:
+def _from_ledger(run: RunDir, job_id: str) -> str:
     """Return the final state of a job that Slurm has forgotten, by what its batch script decided last."""
-    verdict = _verdict(events, job_id)
+    verdict = _verdict(run, Ledger(run.ledger).read(), job_id)
     if verdict is None or verdict.fields.get("requeue") != "none":
         return FORGOTTEN
     return "COMPLETED" if verdict.fields.get("code") == 0 else "FAILED"
 
 
-def _verdict(events: Sequence[Event], job_id: str) -> Event | None:
+def _verdict(run: RunDir, events: Sequence[Event], job_id: str) -> Event | None:
     """Return the `decided` event of the newest attempt of this job that has one."""
-    attempts = {event.attempt for event in events if event.event == "claim" and _is_same(event, job_id)}
-    verdicts: list[Any] = [event for event in events if event.event == "decided" and event.attempt in attempts]
+    claims = [event for event in events if event.event == "claim"]
+    attempts = {event.attempt for event in claims if _is_same(run, event, job_id)}
+    verdicts = [event for event in events if event.event == "decided" and event.attempt in attempts]
     return verdicts[-1] if verdicts else None
 
 
-def _is_same(event: Event, job_id: str) -> bool:
-    """Return whether the claim is this job's; a task of an array claims by an id of its own, in its own ledger."""
-    return event.fields.get("job_id") == job_id or "_" in job_id
+def _is_same(run: RunDir, event: Event, job_id: str) -> bool:
+    """Return whether the claim is this job's; a task of an array claims by an id of its own and says which it is."""
+    if "_" not in job_id or event.attempt is None:
+        return event.fields.get("job_id") == job_id
+    try:
+        claim = read_claim(run.attempt(event.attempt))
+    except IncompleteError:
+        return False
+    return claim is not None and claim.label == job_id
