@@ -21,7 +21,7 @@ _AT_LEAST: Mapping[str, int] = {
     "gpus_per_node": 0,
     "ranks_per_node": 1,
     "cpus_per_task": 1,
-    "wait": 0,
+    "wait": 1,  # srun takes 0 for "without an end"
     "max_stalled": 1,
     "checkpoint_every": 1,
     "checkpoint_keep": 1,

@@ -24,6 +24,8 @@ from pctool.units import format_time, parse_signal, parse_time
 
 OLDEST, NEWEST = (22, 5), (26, 5)  # the versions of Slurm the script is written and tested for
 SBATCH = ("sbatch", "--parsable", "--ignore-pbs")  # a line #PBS anywhere in the script would win over #SBATCH
+# In the name of an output file, seen on 22.05.8: what %a is without an array, and how far a number is padded at most.
+_NO_TASK, _WIDEST = "4294967294", 10
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 
@@ -75,8 +77,16 @@ def submitit_folder(spec: JobSpec) -> Path:
 def output_path(spec: JobSpec, job_id: str, user: str) -> Path:
     """Return the file that holds the output of a submitted job (123, or 123_4 for a task of an array)."""
     array, _, task = job_id.partition("_")
-    known = {"j": job_id, "J": job_id, "A": array, "a": task, "x": spec.name, "u": user, "%": "%"}
-    return Path(re.sub(r"%([jJAaxu%])", lambda match: known[match[1]], output_pattern(spec)))
+    numbers = {"j": job_id, "J": job_id, "A": array, "a": task or _NO_TASK}
+    texts = {"x": spec.name, "u": user}
+
+    def expand(match: re.Match[str]) -> str:
+        width, letter = match.groups()
+        if letter in numbers:
+            return numbers[letter].zfill(min(int(width or 0), _WIDEST))
+        return texts.get(letter, f"{width}%")
+
+    return Path(re.sub(r"%(\d*)([jJAaxu%])", expand, output_pattern(spec)))
 
 
 def _directories(spec: JobSpec, user: str) -> Iterator[str]:
@@ -85,8 +95,8 @@ def _directories(spec: JobSpec, user: str) -> Iterator[str]:
     yield str(submitit_folder(spec).parent)
     yield str(submitit_folder(spec))
     folder = os.path.dirname(output_pattern(spec))
-    known = {"x": spec.name, "u": user, "%": "%"}
-    made = re.sub(r"%([xu%])", lambda match: known[match[1]] or match[0], folder)
+    known = {"x": spec.name, "u": user}
+    made = re.sub(r"%(\d*)([xu%])", lambda match: known.get(match[2], f"{match[1]}%") or match[0], folder)
     if re.search(r"%\w", made):
         raise UsageError(
             f"output: the folder {folder!r} is known only once the job runs, and Slurm does not make it",

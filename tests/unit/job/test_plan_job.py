@@ -66,6 +66,34 @@ def test_output_folder_is_made_and_the_output_found_again() -> None:
     assert str(output_path(replace(JOB, array="0-3"), "12_3", "ann")) == "/fsx/runs/gpt/logs/slurm-12_3.out"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "job_id", "path"),  # as Slurm 22.05.8 names them
+    [
+        ("%5j-%05j-%0j-%5J-%3A", "39", "00039-00039-39-00039-039"),
+        ("%12j", "33", "0000000033"),  # ten digits at most
+        ("%4A-%4a", "12_3", "0012-0003"),
+        ("%5x-%5u-%5%-%%", "39", "gpt-ann-5%-%"),  # a text is not padded
+        ("%A-%a", "39", "39-4294967294"),  # no task of an array
+    ],
+)
+def test_padded_names_of_the_output(pattern: str, job_id: str, path: str) -> None:
+    spec = replace(JOB, output=f"/fsx/%8x %%/{pattern}")
+    assert "/fsx/gpt %" in make_plan(spec, user="ann").directories
+    assert str(output_path(spec, job_id, "ann")) == f"/fsx/gpt %/{path}"
+
+
+@pytest.mark.parametrize("folder", ["%4a", "%5j"])
+def test_a_padded_output_folder_known_too_late_is_refused(folder: str) -> None:
+    with pytest.raises(UsageError, match="known only once the job runs"):
+        make_plan(replace(JOB, output=f"/fsx/{folder}/out"))
+
+
+def test_srun_is_not_told_to_wait_for_ever() -> None:
+    with pytest.raises(UsageError, match="wait is 0") as error:
+        make_plan(replace(JOB, wait=0))  # srun takes 0 for "without an end"
+    assert error.value.fix == "use at least 1"
+
+
 def test_an_output_folder_known_too_late_is_refused() -> None:
     with pytest.raises(UsageError, match="known only once the job runs"):
         make_plan(replace(JOB, output="/fsx/%j/out"))
