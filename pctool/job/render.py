@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pctool.errors import UsageError
 from pctool.facts.resources import resource
@@ -16,9 +16,6 @@ from pctool.run import env
 from pctool.slurm.comment import format_comment
 from pctool.spec.job import JobSpec
 from pctool.units import parse_signal
-
-if TYPE_CHECKING:
-    import jinja2
 
 TEMPLATE = "sbatch-templates/torchrun.sbatch.j2"
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024  # slurmctld refuses larger ones (MAX_BATCH_SCRIPT_SIZE)
@@ -120,8 +117,8 @@ def _render(source: str, context: Mapping[str, Any], where: str) -> str:
         return environment.from_string(source).render(context)
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"template: {error.message}", where=f"{where}:{error.lineno}", fix=_HELP) from None
-    except jinja2.UndefinedError as error:
-        raise UsageError(f"template: {error.message}", where=_line(where, error), fix=_HELP) from None
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:  # also what Python says of a value
+        raise UsageError(f"template: {error}", where=_line(where, error), fix=_HELP) from None
 
 
 _HELP = "docs/jobs.md lists the names and filters that a template can use"
@@ -132,7 +129,7 @@ def shlex_quote(value: object) -> str:
     return shlex.quote(str(value))
 
 
-def _line(where: str, error: jinja2.UndefinedError) -> str:
+def _line(where: str, error: Exception) -> str:
     """Return where:line of the template's line that failed, from the traceback's frame inside it."""
     line = None
     frame = error.__traceback__
