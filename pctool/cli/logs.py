@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from pctool.errors import SlurmError
+from pctool.errors import SlurmError, UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,10 @@ def run(args: argparse.Namespace) -> int:
     from pctool.job.find import find_run, is_alive, jobs_file
     from pctool.job.logs import follow, read_logs
 
+    if args.lines is not None and args.lines < 0:
+        raise UsageError(
+            f"--lines {args.lines}: there are no fewer than 0", fix="give how many of the last lines to show"
+        )
     found = find_run(args.job, jobs=jobs_file(os.environ))
     if args.follow:
         silent = _silent(str(found.run.path))

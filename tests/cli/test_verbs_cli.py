@@ -79,6 +79,12 @@ def test_logs(run: RunDir) -> None:
     assert [line for line in lines if not line.startswith("==>")] == ["line of attempt 0", "line of attempt 1"]
     assert pctool("logs", "-n", "1", str(run.path)).stdout == "line of attempt 1\n"
     assert pctool("logs", "-f", "-n", "1", str(run.path)).stdout == "line of attempt 1\n"  # it is over: follow ends
+    assert pctool("logs", "-n", "0", str(run.path)).stdout == ""
+    for words in (("-n", "-5"), ("-f", "--lines=-5")):
+        negative = pctool("logs", *words, str(run.path))
+        assert (negative.returncode, negative.stdout) == (2, "")
+        assert "--lines -5: " in negative.stderr
+        assert "Traceback" not in negative.stderr
     missing = pctool("logs", "-r", "5", str(run.path))
     assert (missing.returncode, missing.stdout) == (4, "")
     assert "no attempt has a log of rank 5" in missing.stderr
