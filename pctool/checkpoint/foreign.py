@@ -55,6 +55,15 @@ def is_taken(run: RunDir, name: str, manifest: Manifest, events: Iterable[Event]
     return not is_foreign(run, manifest.run) or name in copied_names(events) | taken_names(events)
 
 
+def with_other_contents(where: str) -> ForeignCheckpointError:
+    """Return the error for a checkpoint on S3 that is called as one of ours and is another."""
+    return ForeignCheckpointError(
+        "a checkpoint of this name is there already, with other contents",
+        where=where,
+        fix="give each run a run directory's name or a store prefix of its own",
+    )
+
+
 def of_another(run: RunDir, where: str, saved_by: str) -> ForeignCheckpointError:
     """Return the error for a store that holds what `saved_by` has saved."""
     return ForeignCheckpointError(

@@ -9,12 +9,14 @@ where none is left that is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.foreign import is_taken, of_another
 from pctool.checkpoint.manifest import Manifest, Verdict, judge
+from pctool.checkpoint.mark import marked
 from pctool.checkpoint.stores import Store, StoreUnreadableError, open_stores, order
 from pctool.errors import IncompleteError
 from pctool.run.layout import RunDir, parse_checkpoint_name
@@ -68,11 +70,11 @@ def candidates(stores: Sequence[Store], events: Sequence[Event] = ()) -> Iterato
 
     Checkpoints that the owner turned away from (`accepted` in the ledger) are left out.
     """
-    caps = _abandoned(events)
+    abandoned = turned_away(events)
     listings = {store.tier: set(store.names()) for store in stores}
     for name in sorted(set().union(*listings.values()), key=order, reverse=True):
         attempt, step = order(name)
-        if not any(cap.excludes(attempt, step) for cap in caps):
+        if not abandoned(name):
             verdicts = {store.tier: look(store, name) for store in stores if name in listings[store.tier]}
             yield Candidate(name=name, attempt=attempt, step=step, verdicts=verdicts)
 
@@ -227,6 +229,12 @@ class _Cap:
         return attempt <= self.newest and (step > self.step or later)
 
 
+def turned_away(events: Iterable[Event]) -> Callable[[str], bool]:
+    """Return what says of a name whether the owner turned away from it (`accepted` in the ledger)."""
+    caps = _abandoned(events)
+    return lambda name: any(cap.excludes(*order(name)) for cap in caps)
+
+
 def _abandoned(events: Iterable[Event]) -> list[_Cap]:
     newest = 0
     caps = []
@@ -240,18 +248,37 @@ def _abandoned(events: Iterable[Event]) -> list[_Cap]:
     return caps
 
 
-def ancestors(newest: Candidate, complete: Iterable[Candidate]) -> list[Candidate]:
-    """Return the lineage of `newest`, itself first, as far as its ancestors are still there."""
+def parents_of(events: Iterable[Event]) -> dict[str, str]:
+    """Return the parent of each committed checkpoint, as the ledger knows it also where the checkpoint is gone."""
+    return {
+        str(event.fields.get("name", "")): str(event.fields.get("parent") or "")
+        for event in events
+        if event.event == "committed"
+    }
+
+
+def ancestors(
+    newest: Candidate, complete: Iterable[Candidate], parents: Mapping[str, str] = MappingProxyType({})
+) -> list[Candidate]:
+    """Return the lineage of `newest`, itself first, as far as its ancestors are still there.
+
+    `parents` leads on where one in between is not: the mirror may have had no time for each.
+    """
     by_name = {candidate.name: candidate for candidate in complete}
     chain: list[Candidate] = []
-    found: Candidate | None = newest
-    while found is not None and found not in chain:
-        chain.append(found)
-        found = by_name.get((found.manifest.parent if found.manifest else None) or "")
+    seen: set[str] = set()
+    name = newest.name
+    while name and name not in seen:
+        seen.add(name)
+        found = by_name.get(name)
+        chain += [found] if found is not None else []
+        name = (found.manifest.parent if found is not None and found.manifest else parents.get(name)) or ""
     return chain
 
 
-def prune_plan(complete: Sequence[Candidate], keep: int) -> list[str]:
+def prune_plan(
+    complete: Sequence[Candidate], keep: int, parents: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return the names that may be removed so that the `keep` newest of the current lineage stay (at least 2).
 
     Other lineages are left alone until the current one has passed the greatest step of all of them.
@@ -259,7 +286,7 @@ def prune_plan(complete: Sequence[Candidate], keep: int) -> list[str]:
     if not complete:
         return []
     newest = max(complete, key=lambda candidate: (candidate.attempt, candidate.step))
-    chain = ancestors(newest, complete)
+    chain = ancestors(newest, complete, parents)
     others = [candidate for candidate in complete if candidate not in chain]
     passed = all(other.step < newest.step for other in others)
     doomed = [*chain[max(keep, MIN_KEPT) :], *(others if passed and len(chain) >= MIN_KEPT else [])]
@@ -267,18 +294,27 @@ def prune_plan(complete: Sequence[Candidate], keep: int) -> list[str]:
 
 
 def prune(
-    run: RunDir, store: Store, attempt: int, keep: int, *, damaged: frozenset[str] = frozenset()
+    run: RunDir,
+    store: Store,
+    attempt: int,
+    keep: int,
+    *,
+    damaged: frozenset[str] = frozenset(),
+    parents: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Remove what `prune_plan` names from one tier, yielding each name once it is gone.
 
-    `damaged` ones are neither counted nor removed. The fence is checked before each removal: raises FencedError.
+    `damaged` ones are neither counted nor removed, and what is under way to S3 stays until it is there. The fence is
+    checked before each removal: raises FencedError.
     """
     complete = [
         Candidate(name=name, attempt=order(name)[0], step=order(name)[1], verdicts={store.tier: verdict})
         for name in store.names()
         if name not in damaged and (verdict := look(store, name)).ok
     ]
-    for name in prune_plan(complete, keep):
+    for name in prune_plan(complete, keep, parents):
+        if store.tier == "posix" and name == marked(run, attempt):
+            continue
         check_fence(run, attempt)
         store.remove(name)
         yield name

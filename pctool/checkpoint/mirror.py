@@ -1,9 +1,10 @@
 """Mirror a run's checkpoints to S3: `python -m pctool.checkpoint.mirror RUN STORE --attempt N`.
 
 Launch on node 0 starts this as a process of its own and writes lines to its standard input: `mirror` (something was
-committed) and `finish <deadline>` (seconds since the epoch, 0 for none: mirror what is left, then end). The oldest
-unmirrored checkpoint goes first, also where an earlier attempt left it. S3 refusing, slow or down never reaches the
-training: the ledger says what is not mirrored, and it is tried again. Exit code 0 if all is mirrored, 1 if not.
+committed) and `finish <deadline>` (seconds since the epoch, 0 for none: mirror what is left, then end). It begins by
+itself with what an earlier attempt left. The newest unmirrored checkpoint goes first: where S3 is slower than the
+training, the older ones are removed before their turn comes. S3 refusing, slow or down never reaches the training: the
+ledger says what is not mirrored, and it is tried again. Exit code 0 if all is mirrored, 1 if not.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pctool.checkpoint.fence import check_fence
-from pctool.checkpoint.lineage import look, prune, rejected
-from pctool.checkpoint.manifest import Manifest, encode
+from pctool.checkpoint.foreign import copied_names, is_foreign, of_another, taken_names, taken_runs, with_other_contents
+from pctool.checkpoint.lineage import look, parents_of, prune, rejected, turned_away
+from pctool.checkpoint.manifest import Manifest, judge, said_run
+from pctool.checkpoint.mark import under_way
 from pctool.checkpoint.stores import PosixStore, Store, order, store_key
 from pctool.errors import FencedError, IncompleteError, PctoolError
 from pctool.run import env
 from pctool.run.layout import RunDir
-from pctool.run.ledger import Ledger
+from pctool.run.ledger import Event, Ledger
 
 BACKOFF_S = (5.0, 300.0)  # first and longest wait after a failure; doubled in between
 FILES_AT_ONCE = 4  # one stream to S3 moves about 100 MB/s, and each holds a part in memory
@@ -33,7 +36,10 @@ FINISH_TRIES = 3  # without a deadline
 
 
 class Mirror:
-    """Copy what is complete on the shared file system and not on S3, oldest first."""
+    """Copy what is complete on the shared file system and not on S3, newest first.
+
+    `keep` None: as many are kept on S3 as the ranks say they keep.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Mirror:
         self.clock = clock
         self.ledger = Ledger(run.ledger)
         self.done: set[str] = set()
+        self.saved_by: dict[str, str] = {}  # name on S3 -> its manifest's `run`; a manifest that is there never changes
         self.backoff = 0.0
         self.not_before = 0.0
 
@@ -64,10 +71,10 @@ class Mirror:
             return False
         left: list[str] = []
         try:
-            left = self.unmirrored()
-            while left:
+            while left := self.unmirrored():  # asked anew each time: training goes on, and a newer one goes first
+                self._refuse_beside_others()
                 if not self._there(left[0]):
-                    self._mirror_or_reject(left[0])
+                    self._mirror_or_pass_over(left[0])
                 left.pop(0)
         except FencedError:
             raise
@@ -75,25 +82,31 @@ class Mirror:
             self._failed(left, error)
             return False
         self.backoff, self.not_before = 0.0, 0.0
-        self._prune()
+        self._tidy()
         return True
 
     def unmirrored(self) -> list[str]:
-        """Return the names of the complete checkpoints that are not known to be on S3, oldest first."""
-        damaged = rejected(self.ledger.read())
-        names = [name for name in self.local.names() if name not in self.done | damaged]
-        return sorted((name for name in names if look(self.local, name).ok), key=order)
+        """Return the names of the complete checkpoints that are not known to be on S3, newest first.
+
+        What the owner turned away from is none of them: were it called mirrored, it would pass for the run's newest.
+        """
+        events = self.ledger.read()
+        passed_over, abandoned = self.done | rejected(events), turned_away(events)
+        names = [name for name in self.local.names() if name not in passed_over and not abandoned(name)]
+        return sorted((name for name in names if look(self.local, name).ok), key=order, reverse=True)
 
     def mirror(self, name: str) -> None:
         """Copy one checkpoint: data files, several at a time, then the fence, then MANIFEST."""
         began = self.clock()
         check_fence(self.run, self.attempt)
-        verdict = look(self.local, name)
-        if verdict.manifest is None:
-            raise IncompleteError(verdict.why, where=name)
-        self._put_files(name, verdict.manifest)
+        with under_way(self.run, self.attempt, name):
+            data = self.local.manifest(name)
+            verdict = judge(data, self.local.sizes(name))
+            if data is None or verdict.manifest is None:
+                raise IncompleteError(verdict.why, where=name)
+            self._put_files(name, verdict.manifest)
         check_fence(self.run, self.attempt)
-        self.remote.publish(name, self.local.manifest(name) or encode(verdict.manifest))
+        self.remote.publish(name, data)
         self.done.add(name)
         self.ledger.append(
             "mirrored",
@@ -104,22 +117,62 @@ class Mirror:
             bytes=verdict.manifest.bytes,
         )
 
-    def _mirror_or_reject(self, name: str) -> None:
-        """Mirror one; a damaged one is named and passed over, so that it does not keep back the newer ones."""
+    def _mirror_or_pass_over(self, name: str) -> None:
+        """Mirror one; what is damaged or gone is named and passed over, so that it keeps back no other."""
+        step = order(name)[1]
         try:
             self.mirror(name)
         except (IncompleteError, FileNotFoundError) as error:
-            if not look(self.local, name).ok:
-                return  # pruned meanwhile
-            self.ledger.append(
-                "rejected", attempt=self.attempt, name=name, step=order(name)[1], tier="posix", why=str(error)
-            )
+            if look(self.local, name).ok:
+                self.ledger.append("rejected", attempt=self.attempt, name=name, step=step, tier="posix", why=str(error))
+                return
+            why = f"it was removed from the shared file system before it was copied whole ({error})"
+            self.ledger.append("mirror-failed", attempt=self.attempt, name=name, step=step, error=why, waiting=[])
+            self._clear(name)
 
     def _there(self, name: str) -> bool:
-        if look(self.remote, name).ok:
+        """Return whether S3 has it whole. Raise ForeignCheckpointError for another one of that name, ours kept back."""
+        theirs, ours = self.remote.manifest(name), self.local.manifest(name)
+        if theirs is None:
+            return False
+        if ours is not None and ours != theirs:
+            raise with_other_contents(f"{self.remote.where}/{name}")
+        whole = judge(theirs, self.remote.sizes(name)).ok
+        if whole:
             self.done.add(name)
-            return True
-        return False
+        return whole
+
+    def _look_around(self) -> list[str]:
+        """Learn by whom everything on S3 was saved; return the names that have no manifest there."""
+        names = self.remote.names()
+        self.saved_by = {name: self.saved_by[name] for name in names if name in self.saved_by}
+        unread = [name for name in names if name not in self.saved_by]
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            found = dict(zip(unread, pool.map(self.remote.manifest, unread), strict=True))
+        self.saved_by |= {name: said_run(data) for name, data in found.items() if data is not None}
+        return [name for name, data in found.items() if data is None]
+
+    def _strangers(self, events: list[Event]) -> dict[str, str]:
+        """Return what S3 has of other runs (name -> run); what this run copied there is its own wherever it moved."""
+        copied = copied_names(events)
+        return {
+            name: saved_by
+            for name, saved_by in self.saved_by.items()
+            if is_foreign(self.run, saved_by) and name not in copied
+        }
+
+    def _is_copy(self, name: str) -> bool:
+        ours = self.local.manifest(name)
+        return ours is not None and ours == self.remote.manifest(name)
+
+    def _refuse_beside_others(self) -> None:
+        """Raise ForeignCheckpointError where S3 has what another run saved and the owner did not take over."""
+        self._look_around()
+        events = self.ledger.read()
+        taken, runs = taken_names(events), taken_runs(events)
+        for name, saved_by in self._strangers(events).items():
+            if name not in taken and saved_by not in runs and not self._is_copy(name):
+                raise of_another(self.run, self.remote.where, saved_by)
 
     def _put_files(self, name: str, manifest: Manifest) -> None:
         folder = self.run.checkpoints / name
@@ -135,17 +188,56 @@ class Mirror:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _prune(self) -> None:
-        if self.keep is None:
-            return
+    def _tidy(self) -> None:
+        """Remove from S3 what is not kept and what was never finished there."""
         try:
-            damaged = rejected(self.ledger.read())
-            for name in prune(self.run, self.remote, self.attempt, self.keep, damaged=damaged):
-                self.ledger.append("pruned", attempt=self.attempt, name=name, tier="s3")
+            unfinished = self._look_around()
+            events = self.ledger.read()
+            self._prune(events)
+            self._clear_unfinished(unfinished, events)
         except FencedError:
             raise
         except (PctoolError, OSError) as error:  # they are in nobody's way: no reason to put off the next copy
             sys.stderr.write(f"pctool: old checkpoints could not be removed from S3: {error}\n")
+
+    def _prune(self, events: list[Event]) -> None:
+        """Remove what is not kept, but nothing before this attempt has one of its own there.
+
+        Until then what it goes on from may be an old one, chosen by the owner, that newer ones would push out.
+        """
+        keep = self.keep if self.keep is not None else self._kept_by_the_ranks(events)
+        if keep is None or not any(order(name)[0] == self.attempt for name in self.saved_by):
+            return
+        others = rejected(events) | self._strangers(events).keys()
+        for name in prune(
+            self.run, self.remote, self.attempt, keep, damaged=frozenset(others), parents=parents_of(events)
+        ):
+            self.ledger.append("pruned", attempt=self.attempt, name=name, tier="s3")
+
+    def _kept_by_the_ranks(self, events: list[Event]) -> int | None:
+        ours = (event for event in reversed(events) if event.event == "committed" and event.attempt == self.attempt)
+        said = next((event.fields.get("keep") for event in ours), None)
+        return int(said) if said is not None else None
+
+    def _clear_unfinished(self, unfinished: list[str], events: list[Event]) -> None:
+        """Remove copies that will never be finished: of what this run saved and what is no longer to be sent.
+
+        One that the ledger does not know may be another run's, on its way.
+        """
+        saved = {str(event.fields.get("name", "")) for event in events if event.event == "committed"}
+        doomed = saved - copied_names(events) - set(self.unmirrored())
+        for name in unfinished:
+            if name in doomed:
+                self._clear(name)
+
+    def _clear(self, name: str) -> None:
+        """Remove an unfinished copy."""
+        if self.remote.manifest(name) is not None:
+            return
+        check_fence(self.run, self.attempt)
+        self.remote.remove(name)
+        if self.local.manifest(name) is None:  # else it is there yet, whatever is wrong with it
+            self.ledger.append("pruned", attempt=self.attempt, name=name, tier="s3")
 
     def _failed(self, left: list[str], error: Exception) -> None:
         sys.stderr.write(f"pctool: {', '.join(left) or 'checkpoints'} not mirrored: {error}\n")
@@ -183,7 +275,11 @@ class Orders:
 
 
 def serve(mirror: Mirror, orders: Orders) -> int:
-    """Follow the orders until told to finish; return the exit code. A poke also comes when a backoff is over."""
+    """Follow the orders until told to finish; return the exit code.
+
+    What earlier attempts left needs no order. A poke also comes when a backoff is over.
+    """
+    mirror.poke()
     while True:
         waiting = mirror.not_before - mirror.clock() if mirror.not_before else None
         line = orders.next(None if waiting is None else max(waiting, 0.0))

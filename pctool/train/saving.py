@@ -102,6 +102,7 @@ class Saver:
             seconds=round(time.time() - began, 3),
             tier="posix",
             parent=self.parent,
+            keep=self.keep,
         )
         say(f"step {written.step} saved as {written.name}")
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -241,11 +242,11 @@ def events(run: RunDir, kind: str) -> list[dict[str, object]]:
     return [event.fields for event in Ledger(run.ledger).read() if event.event == kind]
 
 
-def test_the_mirror_copies_the_oldest_first_and_only_once(url: str, s3: StandIn, tmp_path: Path) -> None:
+def test_the_mirror_copies_the_newest_first_and_only_once(url: str, s3: StandIn, tmp_path: Path) -> None:
     run = saved_run(tmp_path)
     mirror = Mirror(run, S3Store(url, "run"), 0)
     assert mirror.poke()
-    assert [event["step"] for event in events(run, "mirrored")] == [50, 100]
+    assert [event["step"] for event in events(run, "mirrored")] == [100, 50]
     puts = sum(method == "PUT" for method, _ in s3.seen)
     assert mirror.poke()
     assert Mirror(run, S3Store(url, "run"), 0).poke()  # a new attempt's mirror
@@ -258,7 +259,7 @@ def test_the_mirror_names_what_s3_refuses_and_tries_again_after_a_while(url: str
     s3.faults.append(Fault("refused", "PUT", "MANIFEST"))
     assert not mirror.poke()
     failed = events(run, "mirror-failed")
-    assert [event["step"] for event in failed] == [50]
+    assert [event["step"] for event in failed] == [100]
     assert "S3 refused" in str(failed[0]["error"])
     s3.faults.clear()
     asked = len(s3.seen)
@@ -266,7 +267,7 @@ def test_the_mirror_names_what_s3_refuses_and_tries_again_after_a_while(url: str
     assert len(s3.seen) == asked
     now[0] += 5.0
     assert mirror.poke()
-    assert [event["step"] for event in events(run, "mirrored")] == [50, 100]
+    assert [event["step"] for event in events(run, "mirrored")] == [100, 50]
 
 
 def test_an_s3_that_refuses_everything_leaves_all_of_them_named(url: str, s3: StandIn, tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_an_s3_that_refuses_everything_leaves_all_of_them_named(url: str, s3: St
     s3.faults.append(Fault("refused"))
     assert not Mirror(run, S3Store(url, "run"), 0).poke()
     (failed,) = events(run, "mirror-failed")
-    assert (failed["step"], failed["waiting"]) == (50, [checkpoint_name(0, 100)])
+    assert (failed["step"], failed["waiting"]) == (100, [checkpoint_name(0, 50)])
 
 
 def test_a_ledger_that_cannot_be_written_does_not_end_the_mirror(url: str, s3: StandIn, tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_mirror(url: str, s3: S
     run.ledger.unlink()
     now[0] += 5.0
     assert mirror.poke()
-    assert [event["step"] for event in events(run, "mirrored")] == [100]
+    assert [event["step"] for event in events(run, "mirrored")] == [50]
 
 
 def test_what_s3_does_not_let_us_remove_keeps_back_no_copy(url: str, s3: StandIn, tmp_path: Path) -> None:
@@ -368,7 +369,19 @@ def test_the_mirror_process_follows_its_orders(url: str, s3: StandIn, tmp_path: 
         save(run, 100)
         _, said = process.communicate("mirror\nfinish 0\n", timeout=60)
     assert process.returncode == 0, said
-    assert [event["step"] for event in events(run, "mirrored")] == [50, 100]
+    # in either order: the second may be there before the first copy begins
+    assert {event["step"] for event in events(run, "mirrored")} == {50, 100}
+
+
+def test_the_mirror_process_begins_by_itself_with_what_is_left(url: str, s3: StandIn, tmp_path: Path) -> None:
+    run = saved_run(tmp_path)
+    with start_mirror(run, url) as process:
+        end = time.monotonic() + 60
+        while len(events(run, "mirrored")) < 2 and time.monotonic() < end:
+            time.sleep(0.1)  # the ledger is all it tells, and no order was given
+        mirrored = [event["step"] for event in events(run, "mirrored")]
+        process.communicate(timeout=60)
+    assert mirrored == [100, 50]
 
 
 def test_the_mirror_process_ends_with_1_when_the_deadline_comes_first(url: str, s3: StandIn, tmp_path: Path) -> None:
@@ -378,5 +391,5 @@ def test_the_mirror_process_ends_with_1_when_the_deadline_comes_first(url: str, 
         _, said = process.communicate("finish 1\n", timeout=60)
     assert process.returncode == 1
     assert "not mirrored" in said
-    assert len(events(run, "mirror-failed")) == 1
+    assert len(events(run, "mirror-failed")) == 2  # at its start, and once more when told to finish
     assert json.loads(run.ledger.read_text().splitlines()[-1])["event"] == "mirror-failed"
