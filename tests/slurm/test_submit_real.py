@@ -301,6 +301,31 @@ def test_a_task_is_nudged_while_another_of_its_array_runs(folder: Path) -> None:
     submitted.wait()
 
 
+def test_after_a_requeue_the_attempt_before_is_not_stopped(folder: Path) -> None:
+    submitted = run_script(folder, time="10")
+    try:
+        wait_for(lambda: "launch" in (submitted.stdout() or ""))
+        claim_for(query_job(submitted.job_id))
+        subprocess.run(["scontrol", "requeue", submitted.job_id], check=True)
+        wait_for(lambda: query_job(submitted.job_id).state == "RUNNING" and query_job(submitted.job_id).restarts == 1)
+        with pytest.raises(UsageError, match="not claimed its attempt yet"):
+            request_stop(find_run(submitted.job_id, jobs=jobs_file({})), who="ada", requeue=False)
+        assert not (Path(submitted.run_dir) / "attempts/000000/stop").exists()
+    finally:
+        submitted.cancel()
+    submitted.wait()
+
+
+def test_a_job_with_a_comment_of_its_own_is_stopped_by_its_run(folder: Path) -> None:
+    submitted = run_script(folder, time="10")
+    wait_for(lambda: "launch" in (submitted.stdout() or ""))
+    claim_for(query_job(submitted.job_id))
+    subprocess.run(["scontrol", "update", f"JobId={submitted.job_id}", "Comment=my own words"], check=True)
+    request_stop(find_run(submitted.run_dir, jobs=jobs_file({})), who="ada", requeue=False)
+    submitted.wait()
+    assert submitted.state == "COMPLETED"
+
+
 def query_job(job_id: str) -> JobInfo:
     found = query.show_job(job_id)
     assert found is not None
@@ -321,11 +346,16 @@ def task_of(submitted: SubmittedJob, found: JobInfo) -> SubmittedJob:
     return next(one for one in submitted.array_jobs if one.job_id == found.label)
 
 
-def stop_by_verb(found: JobInfo) -> None:
-    """Ask for a stop as `pctool stop` does; the stand-in for claim leaves no claim, so it is written here."""
+def claim_for(found: JobInfo) -> None:
+    """Write the claim of the first attempt, which the stand-in for claim leaves out."""
     run = find_run(found.label, jobs=jobs_file({})).run
     claim = Claim(job_id=found.job_id, restart=0, nonce="n", host="a", nodes=("a",), time=time.time(), hub="a:1")
     run.attempt(0).claim.write_bytes(claim_bytes(claim))
+
+
+def stop_by_verb(found: JobInfo) -> None:
+    """Ask for a stop as `pctool stop` does."""
+    claim_for(found)
     stopping = request_stop(find_run(found.label, jobs=jobs_file({})), who="ada", requeue=False)
     assert (stopping.job_id, stopping.slow) == (found.label, None)
 
