@@ -283,6 +283,15 @@ def test_prune_leaves_another_lineage_until_it_is_passed() -> None:
     ]
 
 
+def test_prune_follows_the_ledger_where_a_parent_is_not_there() -> None:
+    """The mirror copied every other one only."""
+    complete = [candidate(0, 10), candidate(0, 30, (0, 20)), candidate(0, 50, (0, 40)), candidate(0, 70, (0, 60))]
+    assert prune_plan(complete, 2) == []
+    parents = {checkpoint_name(0, step): checkpoint_name(0, step - 10) for step in range(20, 80, 10)}
+    assert prune_plan(complete, 2, parents) == [checkpoint_name(0, 10), checkpoint_name(0, 30)]
+    assert prune_plan(complete, 3, parents) == [checkpoint_name(0, 10)]
+
+
 def test_prune_is_fenced_before_each_removal(run: RunDir) -> None:
     parent = None
     for step in (10, 20, 30, 40):

@@ -113,13 +113,14 @@ def test_the_mark_spares_one_for_its_own_attempt_only(run: RunDir) -> None:
     assert marked(run, 0) is None
 
 
+@pytest.mark.parametrize("copied", [0, 1])
 def test_one_that_is_gone_before_it_is_copied_is_named_and_leaves_nothing_on_s3(
-    run: RunDir, remote: Remote, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, remote: Remote, monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
     first, second = save(run, 0, 10), save(run, 0, 20)
 
     def remove(name: str) -> None:
-        if remote.copied and name == second:
+        if len(remote.copied) == copied and name == second:
             PosixStore(run.checkpoints).remove(name)
 
     monkeypatch.setattr(remote, "meanwhile", remove)
@@ -148,13 +149,14 @@ def test_the_mirror_keeps_what_the_owner_chose_until_the_attempt_has_one_of_its_
 ) -> None:
     chosen = save(run, 0, 100)
     second = save(run, 0, 150, chosen)
-    assert Mirror(run, remote, 0, keep=2).poke()
-    left_behind = save(run, 0, 200, second)
+    third = save(run, 0, 160, second)
+    assert Mirror(run, remote, 0).poke()
+    left_behind = save(run, 0, 200, third)
     ranks_prune(run, 0, 2)
     Ledger(run.ledger).append("accepted", step=100, name=chosen)
     run.attempt(1).path.mkdir()
     assert Mirror(run, remote, 1, keep=2).poke()  # the attempt is lost while its ranks restore
-    assert remote.names() == [chosen, second]
+    assert remote.names() == [chosen, second, third]
     assert left_behind not in {event["name"] for event in events(run, "mirrored")}
     run.attempt(2).path.mkdir()
     parent = save(run, 2, 110, chosen)
