@@ -31,7 +31,7 @@ from pctool.errors import (
 )
 from pctool.job.array import task_label
 from pctool.job.find import works_elsewhere
-from pctool.job.heartbeat import SILENT_S, last_sign_of_life, read_heartbeat
+from pctool.job.heartbeat import FORGOTTEN_S, SILENT_S, last_sign_of_life, read_heartbeat
 from pctool.job.hold import Held, hold, note, tell
 from pctool.job.stalled import MAX_STEP_BACKS, count_stalled, why_stalled
 from pctool.run import env
@@ -41,9 +41,6 @@ from pctool.run.records import Claim, claim_bytes, read_claim
 from pctool.slurm import query
 from pctool.slurm.states import is_ended
 
-# An owner whose id Slurm does not know has ended at least MinJobAge ago (300 s), if it ran here. Its heartbeat has to
-# agree: it is rewritten every 5 s, and NFS may show it 60 s late.
-FORGOTTEN_S = 120.0
 _RACES = 1000  # claimants that may be faster than this one before it gives up
 
 
@@ -336,7 +333,7 @@ def _same_cluster(one: str, other: str) -> bool:
 
 
 def _check_silent(start: Start, attempt: AttemptDir, owner: Claim, reason: str, *, silence: float = SILENT_S) -> None:
-    if _ended_for_good(start.run, attempt.number):
+    if ended_for_good(start.run, attempt.number):
         return
     silent = time.time() - last_sign_of_life(attempt, owner)
     if silent <= silence:
@@ -344,7 +341,7 @@ def _check_silent(start: Start, attempt: AttemptDir, owner: Claim, reason: str, 
         raise _in_use(start, attempt, owner, f"{said}; it counts as gone after {silence:.0f} s of silence")
 
 
-def _ended_for_good(run: RunDir, attempt: int) -> bool:
+def ended_for_good(run: RunDir, attempt: int) -> bool:
     """Return whether the attempt ended in an orderly way and without a requeue."""
     decided = [event for event in Ledger(run.ledger).read() if event.event == "decided" and event.attempt == attempt]
     return bool(decided) and decided[-1].fields.get("requeue") == "none"

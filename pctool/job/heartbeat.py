@@ -9,6 +9,9 @@ from pctool.run.layout import AttemptDir
 from pctool.run.records import Claim
 
 SILENT_S = 600.0  # an owner that Slurm cannot be asked about counts as gone after this long without a heartbeat (5 s)
+# An owner whose id Slurm does not know has ended at least MinJobAge ago (300 s), if it ran here; or it lives on another
+# cluster. Its heartbeat tells: NFS may show it 60 s late.
+FORGOTTEN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

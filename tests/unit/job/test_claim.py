@@ -20,7 +20,7 @@ from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import RunInUseError, SlurmError, UsageError
 from pctool.job import claim as module
 from pctool.job.claim import Claimed, Start, claim_attempt, publish, start_from, take
-from pctool.job.heartbeat import SILENT_S
+from pctool.job.heartbeat import FORGOTTEN_S, SILENT_S
 from pctool.job.hold import Held
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
@@ -159,7 +159,7 @@ def test_a_job_that_slurm_does_not_know_must_be_silent_too(tmp_path: Path, slurm
     run.attempt(0).heartbeat.write_text(f'{{"time": {time.time()}, "step": 3, "step_time": 0, "committed": -1}}')
     with pytest.raises(RunInUseError, match="the Slurm here does not know its job"):
         claim_attempt(start(run, job_id="8"))
-    past = time.time() - module.FORGOTTEN_S - 1
+    past = time.time() - FORGOTTEN_S - 1
     run.attempt(0).heartbeat.write_text(f'{{"time": {past}, "step": 3, "step_time": 0, "committed": -1}}')
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
 
@@ -175,7 +175,7 @@ def test_a_job_id_given_anew_by_a_new_cluster_holds_nothing(
     monkeypatch.setattr(query, "show_job", lambda job_id, **_: other)
     with pytest.raises(RunInUseError, match="does not know its job"):
         claim_attempt(start(run, job_id="8"))
-    claimed_before(run, 0, module.FORGOTTEN_S + 1)
+    claimed_before(run, 0, FORGOTTEN_S + 1)
     assert claimed(claim_attempt(start(run, job_id="8"))).attempt == 1
     mine = parse_jobs(text.format(format_comment(str(run.path))))[0]
     slurm.states = {"8": "RUNNING"}
