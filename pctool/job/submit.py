@@ -115,7 +115,7 @@ def _owners(run: RunDir) -> Iterator[str]:
         except IncompleteError:
             claim = None  # its owner died while writing it; claim itself judges that
         if claim is not None:
-            yield claim.job_id
+            yield claim.label
 
 
 @dataclass

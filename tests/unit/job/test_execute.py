@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pctool.errors import SlurmError, UsageError
+from pctool.errors import RunInUseError, SlurmError, UsageError
 from pctool.job import submitted
 from pctool.job.plan import make_plan
-from pctool.job.submit import execute
+from pctool.job.submit import execute, refuse_run_in_use
 from pctool.job.submitted import SubmittedJob, UnclearSubmissionError
 from pctool.run.layout import RunDir
+from pctool.run.records import Claim, claim_bytes
+from pctool.slurm import query
 from pctool.spec.job import JobSpec
 
 SILENT = "sleep 60"
@@ -59,6 +61,18 @@ def test_a_full_disk_is_told_with_the_file_or_else_the_run(run: RunDir, monkeypa
         submit(run, "echo 7")
     assert error.value.where == str(run.path)
     assert not run.path.exists()
+
+
+def test_a_task_that_works_in_the_run_is_named_by_its_label(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the task that started last has the id of its whole array, all of which `scancel 9` would end
+    run.attempt(0).path.mkdir(parents=True)
+    claim = Claim(job_id="9", task="9_1", restart=0, nonce="n", host="a", nodes=("a",), time=0.0, hub="a:1")
+    run.attempt(0).claim.write_bytes(claim_bytes(claim))
+    monkeypatch.setattr(query, "job_states", lambda ids: dict.fromkeys(ids, "PENDING"))
+    monkeypatch.setattr(query, "show_job", lambda *_, **__: None)
+    with pytest.raises(RunInUseError, match="job 9_1 ") as error:
+        refuse_run_in_use(JobSpec(name="job", command=("/train.py",), run_dir=str(run.path)))
+    assert "`scancel 9_1`" in (error.value.fix or "")
 
 
 @pytest.mark.parametrize("sbatch", [SILENT, GARBLED, LATE])
