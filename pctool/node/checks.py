@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pctool.errors import IncompleteError, UsageError
@@ -47,16 +48,29 @@ def check_run_directory(config: LaunchConfig, *, wait_s: float = VISIBLE_S) -> C
 
 
 def check_torch(config: LaunchConfig) -> None:
-    """Raise UsageError if the interpreter is missing or has no torch; it is looked for, not imported: that is slow."""
+    """Raise UsageError if the interpreter is missing, or has no torch, or not awscrt for a script of pctool.train.
+
+    They are looked for, not imported: that is slow.
+    """
+    wanted = ["torch", "awscrt"] if _names_train(config.script) else ["torch"]
     if config.python == sys.executable:
-        found = importlib.util.find_spec("torch") is not None
+        missing = next((name for name in wanted if importlib.util.find_spec(name) is None), None)
     else:
-        found = _ask(config.python, config.name)
-    if not found:
+        missing = _ask(config.python, config.name, wanted)
+    if missing is not None:
+        package = "pctool's checkpoint extra (pctool[checkpoint])" if missing == "awscrt" else missing
         raise UsageError(
-            f"node {config.name}: the interpreter {config.python} has no torch",
-            fix="install torch there, or name the interpreter that has it (job spec: python)",
+            f"node {config.name}: the interpreter {config.python} has no {missing}",
+            fix=f"install {package} there, or name the interpreter that has it (job spec: python)",
         )
+
+
+def _names_train(script: Sequence[str]) -> bool:
+    """Return whether the script itself speaks of pctool.train; one that leaves it to a module hears it from Run."""
+    try:
+        return b"pctool.train" in Path(script[0]).read_bytes()
+    except OSError:
+        return False  # `-m module`
 
 
 def check_script(config: LaunchConfig) -> None:
@@ -70,15 +84,26 @@ def check_script(config: LaunchConfig) -> None:
         )
 
 
-def _ask(python: str, node: str) -> bool:
-    code = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('torch') is None else 0)"
+def _ask(python: str, node: str, wanted: Sequence[str]) -> str | None:
+    """Return the first of the modules that an interpreter does not have, None if it has all."""
+    code = (
+        "import importlib.util, sys; "
+        "print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None), 'end')"
+    )
     try:
         done = subprocess.run(
-            [python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_S, check=False
+            [python, "-c", code, *wanted],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
             f"node {node}: the interpreter {python} does not run: {error}",
             fix="name one that all nodes have (job spec: python)",
         ) from None
-    return done.returncode == 0
+    said = done.stdout.split()
+    missing = said if said[-1:] == ["end"] else [*wanted, "end"]  # it broke before it could tell
+    return next((name for name in wanted if name in missing), None)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from pctool.checkpoint import manifest as mf
 from pctool.checkpoint import rng
 from pctool.checkpoint import torch as engine
 from pctool.checkpoint.group import Group
@@ -57,6 +58,7 @@ class Run:
         store: str | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
+        mf.crc64nvme([])  # without awscrt every save would fail: say so before any step is trained
         settings = from_environment(run_dir=run_dir, every=every, keep=keep, store=store)
         self.settings = settings
         self.step = 0  # steps done, over all attempts
@@ -71,6 +73,7 @@ class Run:
         self._rng: dict[str, Any] | None = None
         self._loader_seeds: list[int] = []  # one a rank, the same over all attempts
         self._step_s = 0.0
+        self._looped = False
         self._saver = Saver(
             state=engine.TrainState(
                 model=model, optimizers=_as_tuple(optimizer), scheduler=scheduler, extra=extra or {}
@@ -99,8 +102,16 @@ class Run:
 
         The loader is started anew at the end of each epoch. After each step's body this saves if a save is due. When
         the gang is asked to stop it saves at the agreed step and raises SystemExit(0). After step `until` it saves,
-        and the loop ends; what follows in the script runs on the finished model.
+        and the loop ends; what follows in the script runs on the finished model. A run has one such loop: a second
+        call raises UsageError, since the end was told, and a position in the data means nothing to another loader.
         """
+        if self._looped:
+            raise UsageError(
+                "run.steps(...) was called a second time",
+                fix="train in one loop up to the last step; it starts the loader anew each epoch. For phases, let the "
+                "loader, or the loop's body, change at a step",
+            )
+        self._looped = True
         protect_workers(loader)
         size = batch_size_of(loader, self.sampler) if self.sampler is not None else 0
         agreement = self._agreement(until)
@@ -116,9 +127,10 @@ class Run:
             self._place = place
             if self.sampler is not None:
                 self.sampler.advance(size)
-            began = self._after_step(began)
+            self._after_step(began)
             if self.step < until:
                 self._save_if_due()
+                began = time.time()  # what a save takes is none of the next step's time
                 if agreement is not None and agreement.flags.stop_requested:
                     self._stop_if_agreed(agreement)
         self._finish(agreement)
@@ -138,7 +150,7 @@ class Run:
             return stream(loader, rng.mix(mine, self.step))
         return endless(loader, self._place, mine)
 
-    def _after_step(self, began: float) -> float:
+    def _after_step(self, began: float) -> None:
         now = time.time()
         if self._report is not None:
             self._report.report_step(self.step, now)
@@ -146,7 +158,6 @@ class Run:
             self.ledger.append("first-step", attempt=self.attempt, step=self.step)
         # a moving average over about ten steps; the first step of an attempt (compiling, caching) soon fades
         self._step_s = 0.9 * self._step_s + 0.1 * (now - began) if self._step_s else max(now - began, 1e-9)
-        return now
 
     def _save_if_due(self) -> None:
         if self.settings.every is not None and self.step % self.settings.every == 0:

@@ -40,7 +40,7 @@ def resolve(
     Raises UsageError for a number that is none or not positive.
     """
     run = RunDir(Path(environ.get(env.RUN_DIR) or run_dir or "run").absolute())
-    master = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    host, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT", None)
     return Settings(
         run=run,
         attempt=_number(environ, env.ATTEMPT, None, least=0),
@@ -51,7 +51,7 @@ def resolve(
         local_rank=_number(environ, "LOCAL_RANK", 0, least=0) or 0,
         world_size=_number(environ, "WORLD_SIZE", 1) or 1,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1) or 1,
-        master=(master[0], int(master[1])) if master[0] and master[1] else None,
+        master=(host, port) if host and port else None,
         code=_digest(Path(sys.argv[0])) if sys.argv and sys.argv[0] else "",
         config=_digest(run.job_toml) or hashlib.sha256("\0".join(sys.argv[1:]).encode()).hexdigest(),
     )

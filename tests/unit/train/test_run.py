@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pctool.errors import UsageError
 from pctool.train import Run
+from pctool.train.saving import Saver
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +60,25 @@ def test_a_new_run_directory_goes_on_behind_what_the_old_one_saved() -> None:
     """Its file system is gone, its store is not: attempts of before have left their names there."""
     Path("run/checkpoints/000005-00001000").mkdir(parents=True)
     assert start().attempt == 6
+
+
+def test_without_awscrt_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "awscrt", None)
+    with pytest.raises(UsageError, match="awscrt is not installed"):
+        start()
+    assert not Path("run").exists()
+
+
+def test_the_time_of_a_save_is_not_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(every=2)
+    monkeypatch.setattr(Saver, "save", lambda *_: time.sleep(0.5))
+    train(run, 4)
+    assert run._step_s < 0.25
+
+
+def test_a_second_loop_is_refused() -> None:
+    run = start()
+    train(run, 3)
+    with pytest.raises(UsageError, match="called a second time"):
+        train(run, 6)
+    assert train(start(), 6)  # the end of the first was saved

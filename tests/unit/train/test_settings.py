@@ -41,7 +41,10 @@ def test_without_the_job_the_script_is_followed(tmp_path: Path, monkeypatch: pyt
     assert {settings.attempt, settings.keep, settings.page, settings.master} == {None}
 
 
-@pytest.mark.parametrize(("name", "value"), [(env.EVERY, "0"), (env.EVERY, "x"), (env.KEEP, "-1"), (env.ATTEMPT, "a")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(env.EVERY, "0"), (env.EVERY, "x"), (env.KEEP, "-1"), (env.ATTEMPT, "a"), ("MASTER_PORT", "ephemeral")],
+)
 def test_a_bad_number_is_named(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
         resolve({name: value}, run_dir=None, every=None, keep=None, store=None)
