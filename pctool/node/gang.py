@@ -54,6 +54,8 @@ class Gang:
         self._asked_limit = False
         self._acks: set[int] = set()
         self._armed = False
+        self._started_before: bool | None = None  # an earlier attempt had all its launches; None: not known yet
+        self._unseen: dict[int, Message] = {}  # ends that wait for it
         self.ended: dict[int, str] = {}  # node -> cause
         self.lost: dict[int, str] = {}  # node -> why
         self._early: dict[int, tuple[float, Message]] = {}  # torchruns that failed before their ranks ran
@@ -98,6 +100,13 @@ class Gang:
     def stop_file(self, request: StopRequest, times: Times) -> list[Action]:
         """Take the stop file."""
         return [*self._request(request, times), *self.tick(times)]
+
+    def history(self, started: bool, times: Times) -> list[Action]:
+        """Take whether an earlier attempt of this run has started."""
+        self._started_before = started
+        waiting, self._unseen = self._unseen, {}
+        actions = [a for node, message in waiting.items() for a in self._ended(node, message, times)]
+        return [*actions, *self.tick(times)]
 
     def page(self, view: PageView, times: Times) -> list[Action]:
         """Take what node 0's page says."""
@@ -253,6 +262,11 @@ class Gang:
         ]
 
     def _ended(self, node: int, message: Message, times: Times) -> list[Action]:
+        if message.get("unseen") and self._started_before is None:
+            self._unseen[node] = message
+            return []
+        if message.get("unseen") and self._started_before:  # a new node without its mount, not a wrong path
+            message = {**message, "cause": "peer-lost", "code": 1}
         cause, name = str(message.get("cause")), str(message.get("name", node))
         self.names.setdefault(node, name)
         if message.get("stage") == "rendezvous" and self._try > 0 and node not in self._early:

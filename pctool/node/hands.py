@@ -94,7 +94,9 @@ class Hands:
                 on_end=self._on_ranks_end,
             )
         except OSError as error:
-            self._on_ranks_end(RanksEnd(try_=action.try_, kind="failed", code=1, why=f"cannot start torchrun: {error}"))
+            # the interpreter and the folder were there a moment ago: the file system, or this node, is in trouble
+            why = f"cannot start torchrun: {error}"
+            self._on_ranks_end(RanksEnd(try_=action.try_, kind="failed", code=1, why=why, communication=True))
             return
         pid = self._torchrun.pid
         self.say(f"torchrun {pid}: {config.per_node} rank(s), logs in {logs}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pctool.errors import UsageError
 from pctool.node import wire
+from pctool.node.trouble import NodeTroubleError
 from pctool.node.wire import Message
 
 _SPARE_STRANGERS = 64  # connections without proof, besides one a node; beyond that the oldest goes
@@ -45,19 +46,23 @@ HubEvent = Joined | Said | Gone
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind to host:port or to one of the ports after it. Raise UsageError if none is free or the host is not ours."""
+    """Bind to host:port or to one of the ports after it.
+
+    Raise UsageError if the host is not ours, NodeTroubleError if no port is free or the host has no address now.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in range(port, min(port + wire.PORTS, 65536)):
         try:
             return socket.create_server((host, candidate), family=family, backlog=1024)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise UsageError(
+                kind = UsageError if error.errno == errno.EADDRNOTAVAIL else NodeTroubleError
+                raise kind(
                     f"cannot listen on {host}: {error.strerror}",
                     where="PCTOOL_HUB",
                     fix="check that the NodeAddr of this node in Slurm is an address of this node",
                 ) from None
-    raise UsageError(
+    raise NodeTroubleError(
         f"ports {port} to {port + wire.PORTS - 1} of {host} are all taken",
         where="PCTOOL_HUB",
         fix="requeue the job: the next attempt chooses another port",

@@ -21,7 +21,6 @@ from pctool.aws.imds import Imds, ImdsError, Notice
 from pctool.errors import SlurmError, UsageError
 from pctool.node import actions as do
 from pctool.node.actions import Action
-from pctool.node.checks import check_run_directory, check_script, check_torch
 from pctool.node.config import LaunchConfig
 from pctool.node.gang import Gang, PageView, Times
 from pctool.node.hands import Hands
@@ -29,7 +28,9 @@ from pctool.node.hub import Gone, Hub, HubEvent, Joined, Said, listen
 from pctool.node.member import Member, RanksEnd
 from pctool.node.mirror import Mirror
 from pctool.node.peer import HubGone, HubSaid, Peer, PeerEvent
+from pctool.node.refusal import Refusal, check_node, has_started
 from pctool.node.scribe import Scribe
+from pctool.node.trouble import NodeTroubleError
 from pctool.node.watch import Looker, Watcher
 from pctool.run.page import Outcome
 from pctool.run.records import Claim
@@ -88,7 +89,10 @@ class Launch:
         )
 
     def run(self) -> int:
-        """Run until the gang has ended, and return the exit code. Raise UsageError if the hub cannot listen."""
+        """Run until the gang has ended, and return the exit code.
+
+        Raise UsageError if the hub cannot listen there, NodeTroubleError if it can only not now.
+        """
         before_hook, threading.excepthook = threading.excepthook, lambda args: self._put(self._crash, args.exc_value)
         before = {signum: signal.signal(signum, self._on_os_signal) for signum in _SIGNALS}
         try:
@@ -99,8 +103,9 @@ class Launch:
             while self._code is None:
                 self._turn()
             return self._code
-        except UsageError as error:
-            self._hands.record(self._config.name, do.Record("program-error", error.exit_code, error.what, saved=False))
+        except (UsageError, NodeTroubleError) as error:
+            cause = "peer-lost" if isinstance(error, NodeTroubleError) else "program-error"
+            self._hands.record(self._config.name, do.Record(cause, error.exit_code, error.what, saved=False))
             raise
         finally:
             self._close()
@@ -157,29 +162,11 @@ class Launch:
 
     # before the start, in threads
     def _check(self) -> None:
-        """Check what this node needs, and make its folders: a shared file system may be slow."""
-        try:
-            claim = check_run_directory(self._config)
-        except UsageError as error:
-            self._put(self._on_refused, (error, False))
-            return
-        try:
-            check_script(self._config)
-            check_torch(self._config)
-            self._config.run.logs(self._config.attempt).mkdir(parents=True, exist_ok=True)
-            self._config.attempt_dir.nodes.mkdir(exist_ok=True)
-            self._hands.write_start(None)
-        except UsageError as error:
-            self._put(self._on_refused, (error, True))
-        except OSError as error:
-            refused = UsageError(
-                f"node {self._config.name} cannot write: {error}",
-                where=str(self._config.run.path),
-                fix="make the run directory writable for this user on every node",
-            )
-            self._put(self._on_refused, (refused, False))
-        else:
-            self._put(self._on_checked, claim)
+        """Check what this node needs: a shared file system may be slow."""
+        if self._gang is not None:
+            self._put(self._on_history, has_started(self._config, job_only=False))
+        result = check_node(self._config, lambda: self._hands.write_start(None))
+        self._put(self._on_refused if isinstance(result, Refusal) else self._on_checked, result)
 
     def _first_look(self) -> None:
         """Come after the watcher's first look, in its thread: a standing notice has been told by now."""
@@ -204,10 +191,16 @@ class Launch:
         if self._checked and self._looked:
             self._do(self._member.ready())
 
-    def _on_refused(self, refusal: tuple[UsageError, bool]) -> None:
-        error, recorded = refusal
+    def _on_history(self, started: bool) -> None:
+        assert self._gang is not None
+        self._do_gang(self._gang.history(started, _times()))
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        error = refusal.error
         self._emit(str(error))
-        self._do(self._member.refuse(error.exit_code, error.what, time.monotonic(), recorded=recorded))
+        code = error.exit_code if refusal.cause == "program-error" else 1
+        record = do.Record(refusal.cause, code, error.what, saved=False)
+        self._do(self._member.refuse(record, time.monotonic(), recorded=refusal.recorded, unseen=refusal.unseen))
 
     def _on_notice(self, notice: Notice) -> None:
         self._do(self._member.notice(notice, time.time()))

@@ -55,10 +55,13 @@ class Member:
         """Say that this node can start: the checks are over, and a standing notice has been told."""
         return [Tell({"type": "ready", "name": self._name})]
 
-    def refuse(self, code: int, why: str, now: float, *, recorded: bool) -> list[Action]:
-        """End before the start: this node cannot take part. `recorded`: this node can write its own record."""
+    def refuse(self, record: Record, now: float, *, recorded: bool, unseen: bool = False) -> list[Action]:
+        """End before the start: this node cannot take part. `recorded`: this node can write its own record.
+
+        `unseen`: it does not see the run directory, and what that means is for the hub to say.
+        """
         self._leave_at = now + self._timing.refuse_s
-        return self._end(Record("program-error", code, why, saved=False), now, recorded=recorded)
+        return self._end(record, now, recorded=recorded, unseen=unseen)
 
     def notice(self, notice: Notice, clock: float) -> list[Action]:
         """Take a spot notice of this node. `clock` is now, in seconds since the epoch."""
@@ -211,7 +214,9 @@ class Member:
         signum = self._signalled or signal.SIGTERM
         return Record("signal", 128 + signum, signal.Signals(signum).name, saved=False)
 
-    def _end(self, record: Record, now: float, *, stage: str = "ranks", recorded: bool = True) -> list[Action]:
+    def _end(
+        self, record: Record, now: float, *, stage: str = "ranks", recorded: bool = True, unseen: bool = False
+    ) -> list[Action]:
         self._ended = record
         saved = ", saved" if record.saved else ""
         message = {
@@ -219,6 +224,7 @@ class Member:
             "name": self._name,
             "stage": stage,
             "recorded": recorded,
+            "unseen": unseen,
             "cause": record.cause,
             "code": record.code,
             "why": record.why,

@@ -17,13 +17,17 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+NO_LOG = "pctool: rank {} cannot open its log"
 
 
 def main() -> None:
     """Open the log, tie this process to torchrun, and exec the script."""
     folder, *script = sys.argv[1:]
     log = os.path.join(folder, f"rank-{os.environ['RANK']}.log")
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        sys.exit(f"{NO_LOG.format(os.environ['RANK'])}: {error}")  # into torchrun's log
     sys.stdout.flush()
     os.dup2(fd, 1)
     os.dup2(fd, 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pctool.node import elastic, procs, rank
-from pctool.node.classify import TAIL_BYTES, classify, classify_agent, is_bind_failure
+from pctool.node.classify import TAIL_BYTES, Verdict, classify, classify_agent, is_bind_failure
 from pctool.node.member import RanksEnd
 
 MODULE = "torch.distributed.run"
@@ -144,13 +144,22 @@ def _last_words(plan: RankPlan) -> str:
     return f" ({log.name}: {last[:200]})" if last else ""
 
 
+def _unopened(plan: RankPlan, rank_number: int) -> str:
+    """Return what a rank wrote into torchrun's log because its own could not be opened; '' if it could."""
+    text = bounded(functools.partial(read_tail, plan.logs / f"torchrun-{plan.node}.log"), _READ_S, "")
+    mark = rank.NO_LOG.format(rank_number) + ":"
+    return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.startswith(mark)), "")
+
+
 def _judge_ranks(plan: RankPlan, try_: int, failures: list[dict[str, int]]) -> RanksEnd:
     """Name the first rank that failed by itself, else that was killed; one that lost its neighbour only if all did."""
     judged = []
     for failure in failures:
         log = plan.logs / f"rank-{failure['rank']}.log"
         tail = bounded(functools.partial(read_tail, log), _READ_S, "")
-        judged.append((failure, classify(failure["code"], tail)))
+        unopened = "" if tail else _unopened(plan, failure["rank"])
+        verdict = Verdict(True, unopened) if unopened else classify(failure["code"], tail)
+        judged.append((failure, verdict))
     failure, verdict = min(judged, key=lambda pair: (pair[1].communication, pair[1].killed))
     return RanksEnd(
         try_=try_,

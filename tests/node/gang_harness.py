@@ -26,9 +26,9 @@ LIMIT_S = 60.0
 class Gang:
     """N launches of one attempt."""
 
-    def __init__(self, path: Path, *, nodes: int, per_node: int = 1, **options: Any) -> None:
+    def __init__(self, path: Path, *, nodes: int, per_node: int = 1, number: int = 0, **options: Any) -> None:
         self.run = RunDir(path / "run")
-        self.attempt = self.run.attempt(0)
+        self.attempt = self.run.attempt(number)
         self.attempt.path.mkdir(parents=True)
         self.nodes = nodes
         self.per_node = per_node
@@ -58,7 +58,7 @@ class Gang:
             "SLURM_STEP_NUM_NODES": str(self.nodes),
             "SLURMD_NODENAME": self.names[node],
             "PCTOOL_RUN_DIR": str(self.run.path),
-            "PCTOOL_ATTEMPT": "0",
+            "PCTOOL_ATTEMPT": str(self.attempt.number),
             "PCTOOL_NONCE": self.nonce,
             "PCTOOL_HUB": self.hub,
             "PCTOOL_NOTICE_FILE": str(self._err / "no-root-watcher.json"),

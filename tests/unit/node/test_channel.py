@@ -17,6 +17,7 @@ from pctool.errors import UsageError
 from pctool.node import wire
 from pctool.node.hub import Gone, Hub, HubEvent, Joined, Said, listen
 from pctool.node.peer import HubGone, HubJoined, HubSaid, Peer, PeerEvent
+from pctool.node.trouble import NodeTroubleError
 
 NONCE = "0123456789abcdef"
 
@@ -221,6 +222,24 @@ def test_a_foreign_hub_on_the_port_is_passed_by(bench: Bench) -> None:
 def test_an_address_that_is_not_ours_is_bad_input() -> None:
     with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1"):
         listen("192.0.2.1", 4000)
+
+
+def test_a_name_without_an_address_and_ports_that_are_all_taken_are_troubles_of_the_node(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = free_port()
+    for port in range(first, min(first + wire.PORTS, 65536)):
+        with suppress(OSError):  # another program has it: as good
+            bench.stack.enter_context(socket.create_server(("127.0.0.1", port)))
+    with pytest.raises(NodeTroubleError, match="all taken"):
+        listen("127.0.0.1", first)
+
+    def unresolved(*_args: object, **_kwargs: object) -> socket.socket:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "create_server", unresolved)
+    with pytest.raises(NodeTroubleError, match="Temporary failure"):
+        listen("n0", 4000)
 
 
 def test_the_hub_may_come_late(bench: Bench) -> None:

@@ -259,6 +259,24 @@ def test_a_node_that_cannot_write_has_its_record_written_by_node_0() -> None:
     assert told(actions) == ["failed"]
 
 
+@pytest.mark.parametrize(("started", "cause"), [(False, "program-error"), (True, "peer-lost")])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_node_without_the_run_directory_is_an_error_only_where_no_attempt_has_started(
+    started: bool, cause: str, early: bool
+) -> None:
+    clock = Clock(2)
+    clock.said(0, "ready")
+    actions: list[Action] = []
+    if not early:
+        actions += clock.gang.history(started, clock.times())
+    actions += clock.ended(1, "program-error", 2, recorded=False, unseen=True)
+    if early:  # node 0 has not read the ledger yet
+        assert not of(actions, RecordFor)
+        actions += clock.gang.history(started, clock.times())
+    assert of(actions, RecordFor)[0].record.cause == cause
+    assert message(actions, "failed")["cause"] == cause
+
+
 def test_stragglers_are_ended_after_the_commit() -> None:
     clock = Clock(2).started()
     clock.notice(0)

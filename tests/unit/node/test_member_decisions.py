@@ -186,7 +186,7 @@ def test_a_failure_elsewhere_before_the_start_ends_this_one_too() -> None:
 
 def test_a_refusal_waits_shortly_for_the_hub_to_hear_it() -> None:
     one = member(running=False)
-    actions = one.refuse(2, "no torch", 0.0, recorded=False)
+    actions = one.refuse(Record("program-error", 2, "no torch", saved=False), 0.0, recorded=False)
     assert not has(actions, Record)
     assert told(actions) == ["ended"]
     assert exits(one.tick(14.0)) == []
