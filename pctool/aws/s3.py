@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ READ_TIMEOUT_S = 30.0  # for one answer, not for one object: parts are small
 ATTEMPTS = 3  # in all, for throttling and for errors of the service (botocore's standard mode)
 PART_BYTES = 32 << 20  # with 8 MiB parts S3 throttled large uploads (s3-connector-for-pytorch #219)
 MAX_PARTS = 10_000  # S3's limit
+DOWNLOAD_PAUSES_S = (5.0, 30.0)  # between the tries of one download: botocore retries an answer, not its body
 CONFLICT_ATTEMPTS = 5  # 409: another request for this key is under way
 
 _REFUSED = {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AllAccessDisabled"}
@@ -116,15 +118,16 @@ class S3:
         return Stored(int(answer["ContentLength"]), answer.get("ChecksumCRC64NVME"))
 
     def download(self, key: str, target: Path) -> None:
-        """Write an object to `target`, which appears whole or not at all, and durably."""
-        part = target.with_name(f"{target.name}.part")
-        with self._errors(key), part.open("wb") as file:
-            answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
-            for chunk in answer["Body"].iter_chunks(1 << 20):
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(target)
+        """Write an object to `target`, which appears whole or not at all, and durably.
+
+        One that breaks off, or brings other bytes than S3 keeps a checksum of, is begun anew: three tries in all.
+        """
+        for pause in DOWNLOAD_PAUSES_S:
+            try:
+                return self._download(key, target)
+            except (S3SlowError, S3DownError, S3CorruptError):
+                time.sleep(pause)
+        return self._download(key, target)
 
     def put_file(self, key: str, source: Path, crc64nvme: str) -> None:
         """Store a file, its full-object checksum sent along and compared with what S3 then says.
@@ -160,6 +163,20 @@ class S3:
             if answer.get("Errors"):
                 first = answer["Errors"][0]
                 raise S3RefusedError(f"{first.get('Code')}: {first.get('Message')}", where=first.get("Key"))
+
+    def _download(self, key: str, target: Path) -> None:
+        part = target.with_name(f"{target.name}.part")
+        try:
+            with self._errors(key), part.open("wb") as file:
+                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+                for chunk in answer["Body"].iter_chunks(1 << 20):
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
     def _retry_conflicts(self, key: str, write: Callable[[], Any]) -> None:
         for _ in range(CONFLICT_ATTEMPTS):

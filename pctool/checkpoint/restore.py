@@ -134,7 +134,9 @@ def _fetch_shares(offer: Candidate, run: RunDir, store: str, group: Group, names
 
 
 def _fetch(remote: Store, folder: Path, name: str, entry: mf.FileEntry) -> str:
-    """Fetch one file and return what is wrong with it, "" if nothing is."""
+    """Fetch one file and return what is wrong with it, "" if nothing is; one that is good already is not fetched."""
+    if not mf.file_fault(folder / name, entry):
+        return ""  # an attempt before this one came so far
     try:
         remote.fetch(folder.name, name, folder / name)
     except IncompleteError as error:

@@ -26,6 +26,7 @@ def s3(moto: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
         monkeypatch.setattr(door, "CONNECT_TIMEOUT_S", 3.0)
         monkeypatch.setattr(door, "READ_TIMEOUT_S", 3.0)
         monkeypatch.setattr(door, "ATTEMPTS", 2)
+        monkeypatch.setattr(door, "DOWNLOAD_PAUSES_S", (0.0, 0.0))
         door._make_client().create_bucket(Bucket=bucket_of(request))
         state.seen.clear()
         yield state

@@ -36,7 +36,7 @@ ANSWERS = {
 class Fault:
     """Fail requests of `method` whose path holds `part`, `times` times."""
 
-    kind: str  # one of ANSWERS, or: lost-answer, flip, hang
+    kind: str  # one of ANSWERS, or: lost-answer, flip, hang, cut (the connection is reset in the body)
     method: str = ""
     part: str = ""
     times: int = 10**6
@@ -166,6 +166,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length or "0")
         self.end_headers()
+        if fault == "cut":
+            self.close_connection = True
+            data = data[: len(data) // 2]
         if self.command != "HEAD":
             self.wfile.write(data)
 

@@ -172,6 +172,34 @@ def test_a_lost_answer_to_a_conditional_put_is_not_a_fence(url: str, s3: StandIn
     assert look(store, NAME).ok
 
 
+def test_a_connection_that_breaks_in_the_body_is_no_end_of_the_download(
+    url: str, s3: StandIn, make: Callable[..., Path], tmp_path: Path
+) -> None:
+    store, source = S3Store(url, "run"), make(os.urandom(1 << 20))
+    put(store, source)
+    s3.faults.append(Fault("cut", "GET", "/data", times=2))
+    store.fetch(NAME, "data", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    s3.faults.append(Fault("cut", "GET", "/data", times=3))
+    with pytest.raises(S3DownError):
+        store.fetch(NAME, "data", tmp_path / "again")
+    assert not list(tmp_path.glob("again*"))
+    assert sum(method == "GET" and path.endswith("/data") for method, path in s3.seen) == 6
+
+
+def test_what_is_refused_or_not_there_is_not_asked_for_again(
+    url: str, s3: StandIn, make: Callable[..., Path], tmp_path: Path
+) -> None:
+    store = S3Store(url, "run")
+    put(store, make())
+    s3.faults.append(Fault("refused", "GET", "/data"))
+    with pytest.raises(S3RefusedError):
+        store.fetch(NAME, "data", tmp_path / "back")
+    with pytest.raises(IncompleteError):
+        store.fetch(NAME, "nothing", tmp_path / "back")
+    assert [path.rpartition("/")[2] for method, path in s3.seen if method == "GET"] == ["data", "nothing"]
+
+
 def test_a_conflict_is_retried_and_bounded(url: str, s3: StandIn) -> None:
     s3.faults.append(Fault("conflict", "PUT", times=3))
     assert S3(url).put_new("k", b"1")

@@ -159,6 +159,27 @@ def test_all_is_fetched_where_the_run_directory_has_nothing(mirrored: RunDir, ur
     assert PosixStore(mirrored.checkpoints).names() == [HUNDRED]
 
 
+def test_what_was_fetched_before_the_store_went_down_is_not_fetched_again(
+    mirrored: RunDir, url: str, s3: StandIn
+) -> None:
+    PosixStore(mirrored.checkpoints).remove(HUNDRED)
+    s3.faults.append(Fault("broken", "GET", f"{HUNDRED}/b"))
+    with pytest.raises(StoreUnreadableError):
+        restore(mirrored, url)
+    s3.faults.clear()
+    s3.seen.clear()
+    assert restore(mirrored, url) == (HUNDRED, "s3")
+    assert [path for method, path in s3.seen if method == "GET" and path.endswith(f"{HUNDRED}/a")] == []
+    assert mf.verify(mirrored.checkpoints / HUNDRED).ok
+
+
+def test_what_lies_there_damaged_is_fetched_all_the_same(mirrored: RunDir, url: str, s3: StandIn) -> None:
+    flip(mirrored.checkpoints / HUNDRED / "a")
+    (mirrored.checkpoints / HUNDRED / mf.NAME).unlink()
+    assert restore(mirrored, url) == (HUNDRED, "s3")
+    assert mf.verify(mirrored.checkpoints / HUNDRED).ok
+
+
 def test_damaged_on_both_tiers_the_one_before_is_used(mirrored: RunDir, url: str, s3: StandIn) -> None:
     """The byte flips on the way down from S3: neither copy is what the manifest says."""
     flip(mirrored.checkpoints / HUNDRED / "a")
