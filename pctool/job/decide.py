@@ -69,7 +69,9 @@ def decide(
     if faults:
         return _program_error(min(faults, key=lambda record: record.time))
     if stop is not None or any(record.cause == "stop" for record in records):
-        return _stopped(records, missing, stop, may_requeue)
+        # rank 0 commits, on the first node: the others end before they can know whether it could
+        saved = any(record.saved for record in records if record.node == claim.nodes[0])
+        return _stopped(records, missing, stop, may_requeue, saved=saved)
     return _lost(records, missing, may_requeue)
 
 
@@ -91,10 +93,9 @@ def _program_error(first: NodeExit) -> Decision:
 
 
 def _stopped(
-    records: Sequence[NodeExit], missing: Sequence[str], stop: StopRequest | None, may_requeue: bool
+    records: Sequence[NodeExit], missing: Sequence[str], stop: StopRequest | None, may_requeue: bool, *, saved: bool
 ) -> Decision:
     reason = stop.why if stop else next((record.why for record in records if record.cause == "stop"), "")
-    saved = any(record.saved for record in records)
     why = f"stopped ({reason or 'on request'}), {'saved' if saved else 'not saved at the stop'}"
     if reason.startswith("standing-notice"):
         why = f"stepped back before the start ({reason})"

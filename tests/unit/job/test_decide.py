@@ -55,6 +55,16 @@ def test_a_saved_stop_is_requeued() -> None:
     assert "saved" in found.why
 
 
+def test_only_rank_0s_node_knows_whether_a_stop_was_saved() -> None:
+    """The ranks of the others have written their part, and end before rank 0 has committed, or has failed to."""
+    others = [ended("b", "stop", saved=True), ended("c", "stop", saved=True)]
+    found = verdict(ended("a", "stop", saved=False), *others, stop=StopRequest(why="notice"))
+    assert not found.saved
+    assert "not saved" in found.why
+    assert not verdict(*others, stop=StopRequest(why="notice")).saved  # lost before it could say
+    assert verdict(ended("a", "stop", saved=True), *others, stop=StopRequest(why="notice")).saved
+
+
 def test_a_stop_without_a_stop_file_is_requeued() -> None:
     found = verdict(*(ended(node, "stop", why="standing-notice") for node in NODES))
     assert (found.code, found.requeue) == (REQUEUE, True)
