@@ -1,7 +1,7 @@
 """Compare two checkpoints bit by bit: `python -m pctool.checkpoint.compare A B`.
 
 Prints {"equal": bool, "differing": [names], "only_in_one": [names]}. Exit code 0 if equal, 1 if not, 4 if one of them
-is not there or not complete.
+is not there, not complete, or not what its manifest says.
 """
 
 from __future__ import annotations
@@ -13,15 +13,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pctool.errors import NotFoundError, PctoolError
+from pctool.checkpoint import manifest as mf
+from pctool.errors import IncompleteError, NotFoundError, PctoolError
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """Return which entries of two DCP folders differ in any bit. Raise NotFoundError where a folder has no index."""
+    """Return which entries of two checkpoints differ in any bit.
+
+    Raises NotFoundError where one is not there, IncompleteError where a file is missing or not what its manifest says:
+    every byte is checked first, as nothing can be said of what a damaged index or file holds.
+    """
+    for folder in (first, second):
+        _check(folder)
     left, right = load_flat(first), load_flat(second)
     only = sorted(left.keys() ^ right.keys())
     differing = sorted(name for name in left.keys() & right.keys() if not _same(left[name], right[name]))
     return {"equal": not only and not differing, "differing": differing, "only_in_one": only}
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise NotFoundError("no checkpoint here: there is no such folder", where=str(folder))
+    verdict = mf.verify(folder)
+    if not verdict.ok:
+        raise IncompleteError(f"not a complete checkpoint: {verdict.why}", where=str(folder))
 
 
 def load_flat(folder: Path) -> dict[str, Any]:
@@ -31,10 +46,8 @@ def load_flat(folder: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from pctool.checkpoint.torch import METADATA, quiet
+    from pctool.checkpoint.torch import quiet
 
-    if not (folder / METADATA).is_file():
-        raise NotFoundError(f"no checkpoint here: {METADATA} is missing", where=str(folder))
     reader = FileSystemReader(folder)
     entries = reader.read_metadata().state_dict_metadata
     state: dict[str, Any] = {
