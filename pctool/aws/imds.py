@@ -156,7 +156,7 @@ def _address(endpoint: str) -> tuple[str, int]:
     netloc = rest.split("/", 1)[0]
     host, colon, port = netloc.rpartition(":") if not netloc.endswith("]") else (netloc, "", "")
     host = (host if colon else netloc).strip("[]")
-    if scheme != "http" or not separator or not host or (colon and not port.isdigit()):
+    if scheme != "http" or not separator or not host or (colon and not (port.isdigit() and 0 < int(port) < 65536)):
         raise UsageError(
             f"instance metadata endpoint {endpoint!r} is not http://host[:port]",
             where="AWS_EC2_METADATA_SERVICE_ENDPOINT",

@@ -9,6 +9,7 @@ import sys
 from pctool.errors import UsageError
 from pctool.node.config import read_config
 from pctool.node.launch import Launch
+from pctool.node.refusal import record_refusal
 from pctool.node.watch import POLL_S, check_poll
 
 
@@ -25,6 +26,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until the gang has ended."""
+    try:
+        launch = _prepare(args)
+    except UsageError as error:
+        record_refusal(os.environ, error)  # without a record the job would be requeued for nothing
+        raise
+    return launch.run()
+
+
+def _prepare(args: argparse.Namespace) -> Launch:
+    """Return the launch that flags and environment describe. Raise UsageError."""
     script = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not script:
         raise UsageError("no training script", fix="name it after --, as in `pctool launch -- train.py --lr 3e-4`")
@@ -38,6 +49,4 @@ def run(args: argparse.Namespace) -> int:
         stop_signal=args.stop_signal,
         poll_s=check_poll(args.poll_s),
     )
-    return Launch(
-        config, emit=lambda text: print(f"pctool launch[{config.name}]: {text}", file=sys.stderr, flush=True)
-    ).run()
+    return Launch(config, emit=lambda text: print(f"pctool launch[{config.name}]: {text}", file=sys.stderr, flush=True))

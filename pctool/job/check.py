@@ -124,6 +124,8 @@ def _scriptable(text: str) -> bool:
 def _signal_name(name: str) -> None:
     if not hasattr(signal, f"SIG{name.upper().removeprefix('SIG')}"):
         raise UsageError(f"stop-signal {name!r} is not a signal", fix="write a name such as USR1 or TERM")
+    if name.upper().removeprefix("SIG") in _NOT_CATCHABLE:
+        raise UsageError(f"stop-signal {name!r}: no script can catch it", fix="write a name such as USR1 or TERM")
 
 
 def _catchable_signal(text: str) -> None:

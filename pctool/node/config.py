@@ -103,10 +103,14 @@ def parse_signal(text: str) -> signal.Signals:
     """Read a signal as Slurm writes it: USR1, SIGUSR1 or 10. Raise UsageError."""
     try:
         if text.isdigit():
-            return signal.Signals(int(text))
-        return signal.Signals["SIG" + text.upper().removeprefix("SIG")]
+            found = signal.Signals(int(text))
+        else:
+            found = signal.Signals["SIG" + text.upper().removeprefix("SIG")]
     except (KeyError, ValueError):
         raise UsageError(f"no signal {text!r}", where="--stop-signal", fix="write a name such as USR1") from None
+    if found in {signal.SIGKILL, signal.SIGSTOP}:
+        raise UsageError(f"no script can catch {found.name}", where="--stop-signal", fix="write a name such as USR1")
+    return found
 
 
 def _need(environ: Mapping[str, str], name: str) -> str:

@@ -7,9 +7,11 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from pctool.errors import IncompleteError
 from pctool.node import actions as do
 from pctool.node.config import LaunchConfig
 from pctool.node.follow import Follower
@@ -17,9 +19,9 @@ from pctool.node.member import RanksEnd
 from pctool.node.scribe import Scribe
 from pctool.node.torchrun import RankPlan, Torchrun, bounded
 from pctool.run import env as names
-from pctool.run.layout import write_atomic
+from pctool.run.layout import AttemptDir, write_atomic
 from pctool.run.page import Page
-from pctool.run.records import NodeExit, write_node_exit
+from pctool.run.records import NodeExit, read_node_exit, write_node_exit
 
 _RECORD_S = 20.0  # for a record on the shared file system; Slurm's KillWait is 30 s
 _FLUSH_S = 5.0  # for the rest of rank 0's output
@@ -145,9 +147,7 @@ class Hands:
             why=record.why,
             saved=record.saved,
         )
-        error = bounded(
-            partial(_attempt, partial(write_node_exit, self._config.attempt_dir, value)), _RECORD_S, "hangs"
-        )
+        error = bounded(partial(_attempt, partial(_write_exit, self._config.attempt_dir, value)), _RECORD_S, "hangs")
         if error is not None:
             self.say(f"cannot write the record of {node}: {error}")
 
@@ -156,6 +156,15 @@ class Hands:
         self.kill_ranks()
         if self._follower is not None:
             self._follower.finish(_FLUSH_S)
+
+
+def _write_exit(attempt: AttemptDir, value: NodeExit) -> None:
+    """Write a record. An error that is there already stands: with two launches on a node, srun ends one for it."""
+    if value.cause in {"signal", "peer-lost"}:
+        with suppress(OSError, IncompleteError):
+            if read_node_exit(attempt.node_exit(value.node)).cause == "program-error":
+                return
+    write_node_exit(attempt, value)
 
 
 def _attempt(work: Callable[[], Any]) -> str | None:

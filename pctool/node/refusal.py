@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from pctool.errors import PctoolError, UsageError
+from pctool.errors import IncompleteError, PctoolError, UsageError
 from pctool.node.checks import check_run_directory, check_script, check_torch
 from pctool.node.config import LaunchConfig
+from pctool.node.torchrun import bounded
 from pctool.node.trouble import NodeTroubleError, UnseenError
+from pctool.run import env
+from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
-from pctool.run.records import Claim
+from pctool.run.records import Claim, NodeExit, read_claim, write_node_exit
 
+_RECORD_S = 20.0  # for a record on the shared file system
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -74,6 +81,25 @@ def has_started(config: LaunchConfig, *, job_only: bool) -> bool:
     job = config.environ.get("SLURM_JOB_ID")
     own = {event.attempt for event in events if event.event == "claim" and str(event.fields.get("job_id")) == job}
     return bool(started & own if job_only else started)
+
+
+def record_refusal(environ: Mapping[str, str], error: PctoolError) -> None:
+    """Leave the record of a launch that cannot even begin, where its environment says for which attempt and node."""
+    run, number, node = (environ.get(name, "") for name in (env.RUN_DIR, env.ATTEMPT, "SLURMD_NODENAME"))
+    if not run or not number.isdigit() or not node:
+        return
+    attempt = RunDir(Path(run)).attempt(int(number))
+    record = NodeExit(
+        node=node, cause="program-error", code=error.exit_code, time=round(time.time(), 3), why=error.what
+    )
+
+    def write() -> None:
+        with suppress(OSError, IncompleteError):  # decide then finds no record, as of a lost node
+            claim = read_claim(attempt)
+            if claim is not None and claim.nonce == environ.get(env.NONCE):
+                write_node_exit(attempt, record)
+
+    bounded(write, _RECORD_S, None)
 
 
 def _make_folders(config: LaunchConfig, begin: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from gang_harness import HERE, Gang
 
 from pctool.node.wire import PORTS
 from pctool.run.ledger import Ledger
+from pctool.run.records import NodeExit, write_node_exit
 
 MakeGang = Callable[..., Gang]
 
@@ -40,12 +41,61 @@ def test_a_launch_outside_of_a_claimed_attempt_says_so(gang: MakeGang, missing: 
     assert "srun" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--nproc-per-node", "0", "--", "x.py"], ["--stop-signal", "NO", "--", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--nproc-per-node", "0", "--", "x.py"],
+        ["--stop-signal", "NO", "--", "x"],
+        ["--stop-signal", "KILL", "--", "x"],
+        ["--stop-signal", "19", "--", "x"],
+    ],
+)
 def test_bad_flags(gang: MakeGang, arguments: list[str]) -> None:
     one = gang(nodes=1)
     one.start_command([*LAUNCH, *arguments])
     assert one.codes() == [2]
     assert "Traceback" not in one.err(0)
+    assert any(said in one.err(0) for said in ("no training script", "--nproc-per-node", "--stop-signal"))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_HET_SIZE": "2"},
+        {"SLURM_LOCALID": "1"},
+        {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:99999"},
+        {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "ftp://x"},
+        {"PCTOOL_HUB": "nonsense"},
+    ],
+)
+def test_a_launch_that_cannot_even_begin_leaves_a_record(gang: MakeGang, environ: dict[str, str]) -> None:
+    one = gang(nodes=1)
+    one.start_command([*LAUNCH, "--", "train.py"], **environ)
+    assert one.codes() == [2], one.story()
+    record = one.records()["n0"]
+    assert (record.cause, record.code) == ("program-error", 2)
+    assert record.why
+    assert record.why in one.err(0)
+
+
+def test_a_launch_of_another_attempt_leaves_no_record_in_this_one(gang: MakeGang) -> None:
+    one = gang(nodes=1)
+    one.start_command([*LAUNCH, "--", "train.py"], SLURM_LOCALID="1", PCTOOL_NONCE="other")
+    assert one.codes() == [2]
+    assert one.causes() == ["none"]
+
+
+def test_an_error_on_record_outlives_the_end_of_the_launch_beside_it(gang: MakeGang) -> None:
+    """Of two launches on a node srun ends the one for the error of the other."""
+    one = gang(nodes=1)
+    one.start("trainer.py", "steps=1000")
+    one.stepping()
+    record = NodeExit(node="n0", cause="program-error", code=2, time=1.0, why="two launches on one node")
+    write_node_exit(one.attempt, record)
+    one.processes[0].terminate()
+    one.codes()
+    assert one.records()["n0"] == record
 
 
 def test_a_script_that_is_not_there(gang: MakeGang) -> None:

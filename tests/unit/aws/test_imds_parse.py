@@ -29,7 +29,9 @@ def test_endpoints_that_are_fine(endpoint: str) -> None:
     assert Imds(endpoint).endpoint == endpoint
 
 
-@pytest.mark.parametrize("endpoint", ["", "169.254.169.254", "https://h", "http://", "http://h:x"])
+@pytest.mark.parametrize(
+    "endpoint", ["", "169.254.169.254", "https://h", "http://", "http://h:x", "http://h:99999", "http://h:0"]
+)
 def test_endpoints_that_are_not(endpoint: str) -> None:
     with pytest.raises(UsageError, match="AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         Imds(endpoint)

@@ -143,6 +143,7 @@ def test_unknown_keys_of_a_table_name_the_line(folder: Path, text: str, line: in
         ('signal = "B:USR1:90"', "is not what --signal takes"),
         ('signal = "B:KILL@60"', "no script can catch KILL"),
         ('stop-signal = "NOPE"', "is not a signal"),
+        ('stop-signal = "SIGKILL"', "no script can catch"),
         ('array = "3-1"', "is not what --array takes"),
         ('job-name = "a\\nb"', "line break"),
         ('partition = ""', "partition is empty"),
