@@ -6,17 +6,19 @@ The order of calls for one checkpoint, on every rank: `write`, then `commit` on 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
@@ -27,12 +29,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.tensor import DTensor
 
 from pctool.checkpoint import manifest as mf
+from pctool.checkpoint import own as per_rank
 from pctool.checkpoint import rng
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.stores import PosixStore
+from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
 from pctool.errors import IncompleteError, UsageError
 from pctool.run.layout import RunDir, checkpoint_name, fsync_dir
 
@@ -41,21 +45,42 @@ METADATA = ".metadata"  # DCP's index, written by its coordinator
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """What is saved: the model, its optimizers, a scheduler, and anything else with state_dict/load_state_dict."""
+    """What is saved: the model, its optimizers, a scheduler, and anything else with state_dict/load_state_dict.
+
+    A module in `extra`, and what holds sharded tensors, is saved like the model, as one value over all ranks. Anything
+    else there is each rank's own and comes back to it as it was: a position in the data, statistics.
+    """
 
     model: torch.nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     scheduler: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def collect(self) -> dict[str, Any]:
-        """Return the state as one dictionary of (possibly sharded) tensors and plain values."""
-        state: dict[str, Any] = {}
-        if self.optimizers:
-            state["model"], state["optimizer"] = get_state_dict(self.model, self.optimizers)
-        else:
-            state["model"] = get_model_state_dict(self.model)
-        return {**state, **{key: part.state_dict() for key, part in self._parts()}}
+    def __post_init__(self) -> None:
+        taken = sorted(self.extra.keys() & {"model", "optimizer", "scheduler"})
+        if taken:
+            raise UsageError(
+                f"extra={{{taken[0]!r}: ...}} of Run(...) has the name under which something else is saved",
+                fix="give it another name",
+            )
+
+    def collect(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return what is one value over all ranks, (possibly sharded) tensors and plain ones; and what is this rank's.
+
+        The latter is pickled, by name.
+        """
+        state, own = self._main(), {}
+        for name, part in self.extra.items():
+            value = part.state_dict()
+            if isinstance(part, torch.nn.Module) or _is_sharded(value):
+                state[name] = value
+            else:
+                own[name] = per_rank.pack(value)
+        return state, own
+
+    def template(self, own: Collection[str]) -> dict[str, Any]:
+        """Return what is to be loaded into: all but the `own` ones, which need nothing to come back."""
+        return {**self._main(), **{name: part.state_dict() for name, part in self.extra.items() if name not in own}}
 
     def apply(self, state: dict[str, Any]) -> None:
         """Put a loaded dictionary back."""
@@ -68,13 +93,20 @@ class TrainState:
             )
         else:
             set_model_state_dict(self.model, state["model"])
-        for key, part in self._parts():
-            part.load_state_dict(state[key])
-
-    def _parts(self) -> Iterator[tuple[str, Any]]:
         if self.scheduler is not None:
-            yield "scheduler", self.scheduler
-        yield from self.extra.items()
+            self.scheduler.load_state_dict(state["scheduler"])
+        for name, part in self.extra.items():
+            part.load_state_dict(state[name])
+
+    def _main(self) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        if self.optimizers:
+            state["model"], state["optimizer"] = get_state_dict(self.model, self.optimizers)
+        else:
+            state["model"] = get_model_state_dict(self.model)
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +138,17 @@ def write(state: TrainState, step: int, identity: Identity, group: Group) -> Wri
     name = checkpoint_name(identity.attempt, step)
     folder = identity.run.checkpoints / name
     group.first(lambda: _clear(identity.run, name))
-    collected: list[dict[str, Any]] = []
-    group.agree("collecting the state", lambda: collected.append(state.collect()))
-    entries = group.agree("writing the checkpoint", lambda: _write_mine(collected[0], folder, group))
-    return Written(name=name, step=step, files={file: entry for mine in entries for file, entry in mine.items()})
+    collected: list[tuple[dict[str, Any], dict[str, bytes]]] = []
+
+    def collect() -> dict[str, str]:
+        collected.append(state.collect())
+        return {part: hashlib.sha256(data).hexdigest() for part, data in collected[0][1].items()}
+
+    digests = group.agree("collecting the state", collect)
+    shared, own = collected[0]
+    entries = {**shared, **per_rank.entries(own, digests, group.rank)}
+    written = group.agree("writing the checkpoint", lambda: _write_mine(entries, folder, group))
+    return Written(name=name, step=step, files={file: entry for mine in written for file, entry in mine.items()})
 
 
 def commit(written: Written, identity: Identity, *, parent: str | None, position: Mapping[str, Any]) -> mf.Manifest:
@@ -140,28 +179,101 @@ def commit(written: Written, identity: Identity, *, parent: str | None, position
     return manifest
 
 
-def load(state: TrainState, folder: Path, group: Group) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a load leaves to do: random states to put back (None for a rank that did not exist then).
+
+    `dealt` are the parts of `extra` that another number of ranks had, `saved_by`: rank r took what r % saved_by had.
+    """
+
+    random: dict[str, Any] | None
+    dealt: tuple[str, ...] = ()
+    saved_by: int = 0
+
+
+def load(state: TrainState, folder: Path, group: Group) -> Loaded:
     """Load a checkpoint into the model and the rest, on every rank.
 
-    Another number of ranks than it was saved by is fine. Raises UsageError if it does not fit the model.
+    Another number of ranks than it was saved by is fine. Raises UsageError if it does not fit the model,
+    StoreUnreadableError if a file of it cannot be read.
     """
-    template = state.collect()
+    reader, names = FileSystemReader(folder), []
+    if state.extra:
+        with _reading(folder, group):
+            names = group.first(lambda: _entries_of(reader, state))
+    mine = {name: key for name in state.extra if (key := per_rank.key_in(names, name, group.rank))}
+    template = state.template(mine)
+    _check_place(template, names, folder)
+    template |= dict.fromkeys(mine.values(), b"")
+    with _reading(folder, group), quiet():
+        dcp_load(
+            template,
+            storage_reader=reader,
+            process_group=group.process_group,
+            no_dist=group.process_group is None,
+        )
+        random = rng.read(folder, group.rank)
+    own = {name: per_rank.unpack(template.pop(key)) for name, key in mine.items()}
+    state.apply({**template, **own})
+    savers = {name: len(per_rank.ranks_in(names, name)) for name in mine}
+    dealt = tuple(name for name, count in savers.items() if count not in {0, group.world})
+    return Loaded(random=random, dealt=dealt, saved_by=savers[dealt[0]] if dealt else 0)
+
+
+@contextmanager
+def _reading(folder: Path, group: Group) -> Iterator[None]:
+    """Tell a checkpoint that cannot be read from one that does not fit, whichever rank it happens on."""
     try:
-        with quiet():
-            dcp_load(
-                template,
-                storage_reader=FileSystemReader(folder),
-                process_group=group.process_group,
-                no_dist=group.process_group is None,
-            )
+        yield
     except CheckpointException as error:
-        said = "; ".join(dict.fromkeys(str(cause) for cause, _ in error.failures.values()))
+        causes = {rank: cause for rank, (cause, _) in error.failures.items()}
+        unread = next((rank for rank, cause in causes.items() if isinstance(cause, OSError)), None)
+        if unread is not None:
+            raise _unreadable(folder, f"rank {unread}: {causes[unread]}") from error
         raise UsageError(
-            f"this checkpoint does not fit the model, optimizer and scheduler of the script: {said}",
+            "this checkpoint does not fit the model, optimizer and scheduler of the script: "
+            + "; ".join(dict.fromkeys(str(cause) for cause in causes.values())),
             where=str(folder),
             fix="give a changed model a run directory of its own",
         ) from error
-    state.apply(template)
+    except OSError as error:
+        raise _unreadable(folder, f"rank {group.rank}: {error}") from error
+
+
+def _unreadable(folder: Path, what: str) -> StoreUnreadableError:
+    return StoreUnreadableError(
+        f"the checkpoint cannot be read: {what}",
+        where=str(folder),
+        fix="see to it that the shared file system can be read on every node; the next attempt tries again",
+    )
+
+
+def _is_sharded(value: Any) -> bool:
+    """Return whether a state holds a tensor that is dealt out over ranks."""
+    if isinstance(value, Mapping):
+        return any(_is_sharded(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return any(_is_sharded(part) for part in value)
+    return isinstance(value, DTensor)
+
+
+def _entries_of(reader: FileSystemReader, state: TrainState) -> list[str]:
+    """Return the names in a checkpoint of all that belongs to `extra`."""
+    prefixes = (per_rank.PREFIX, *(f"{name}." for name in state.extra))
+    return [key for key in reader.read_metadata().state_dict_metadata if key.startswith(prefixes)]
+
+
+def _check_place(template: dict[str, Any], names: Iterable[str], folder: Path) -> None:
+    """Raise UsageError if a value of `extra` has no place to be loaded into: DCP would leave it out silently."""
+    places = flatten_state_dict(template)[0]
+    left = [key for key in names if not key.startswith(per_rank.PREFIX) and key not in places]
+    if left:
+        raise UsageError(
+            f"the checkpoint holds values of extra that its objects have no place for at the start: {left[0]}"
+            + (f" and {len(left) - 1} more" if len(left) > 1 else ""),
+            where=str(folder),
+            fix="make the objects as they were when they were saved; give optimizers as optimizer=[...]",
+        )
 
 
 def _clear(run: RunDir, name: str) -> None:

@@ -40,9 +40,10 @@ class Run:
 
     Making it restores the newest complete checkpoint, or starts at step 0 where there is none. `model` may be wrapped
     in DDP or sharded by FSDP2; `optimizer` may be one or several; `extra` holds further objects with `state_dict` and
-    `load_state_dict` by name. A checkpoint is saved every `every` steps, at the stop, and at the end; the `keep` newest
-    are kept. PCTOOL_EVERY and PCTOOL_KEEP, which come from the job spec, override both. Checkpoints lie in the run
-    directory of the job; without pctool's batch script in `run_dir`, by default ./run.
+    `load_state_dict` by name, whose state is each rank's own (a module's is one over all ranks). A checkpoint is saved
+    every `every` steps, at the stop, and at the end; the `keep` newest are kept. PCTOOL_EVERY and PCTOOL_KEEP, which
+    come from the job spec, override both. Checkpoints lie in the run directory of the job; without pctool's batch
+    script in `run_dir`, by default ./run.
     """
 
     def __init__(
@@ -269,12 +270,15 @@ class Run:
                 where=str(folder),
                 fix="keep the sampler of a run as it was, or start a new run directory",
             )
-        engine.load(self._saver.state, folder, self.group)
+        loaded = engine.load(self._saver.state, folder, self.group)
+        if loaded.dealt and self.group.rank == 0:
+            names, by = ", ".join(loaded.dealt), loaded.saved_by
+            say(f"extra {names} was saved by {by} ranks, each its own: rank r goes on with what rank r % {by} had")
         if self.sampler is not None:
             self.sampler.load_state_dict(dict(position["sampler"]))
         self._place = Place(int(position["epoch"]), int(position["batch"]))
         self._loader_seeds = list(position.get("loader_seeds", []))
-        self._rng = rng.read(folder, self.group.rank)
+        self._rng = loaded.random
         self.step = whole.point.step
         self._saver.parent, self._saver.saved_step = whole.point.name, whole.point.step
 

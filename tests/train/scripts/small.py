@@ -65,21 +65,38 @@ def build(args: argparse.Namespace, rank: int) -> nn.Module:
     return model
 
 
-class Breaks:
-    """State that cannot be collected, or not be written, after a given step, on rank 1."""
+class Seen:
+    """State of one rank alone: the samples that it has seen."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": dict(self.samples)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.samples = state["samples"]
+
+
+class Breaks(nn.Module):
+    """State that cannot be collected, or not be written, after a given step, on rank 1.
+
+    As a module, so that it goes the way of tensors, in the files that all ranks write together.
+    """
 
     def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        super().__init__()
         self.always, self.collect_at, self.write_at = args.fail_saves, args.fail_save_at, args.fail_file_at
         self.step, self.rank = 0, rank
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
         if self.rank == 1 and (self.always or self.step == self.collect_at):
             raise OSError(28, "No space left on device")
         if self.rank == 1 and self.step == self.write_at:
             return {f"only on rank {self.rank}": Unwritable()}
         return {"step": 0}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, *_: Any, **__: Any) -> None:
         pass
 
 
@@ -102,7 +119,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     sampler = ResumableSampler(args.length, seed=3)
     loader = DataLoader(Numbers(args.length), args.batch_size, sampler=sampler, num_workers=args.workers)
-    breaks = Breaks(args, rank)
+    breaks, seen = Breaks(args, rank), Seen()
     run = Run(
         model=model,
         optimizer=optimizer,
@@ -110,7 +127,7 @@ def main() -> None:
         sampler=sampler,
         every=args.every,
         keep=args.keep,
-        extra={"breaks": breaks},
+        extra={"breaks": breaks, "seen": seen},
     )
     steps = run.steps(loader, until=args.steps)  # a name, which an exception keeps with its traceback
     for step, (ids, x) in steps:
@@ -125,7 +142,8 @@ def main() -> None:
         scheduler.step()
         time.sleep(args.step_s * (3 if args.drift and rank == 1 else 1))
         breaks.step = step
-        run.log(step, loss=loss.item(), samples=ids.tolist(), dice=random.random())
+        seen.samples |= {str(sample): step for sample in ids.tolist()}
+        run.log(step, loss=loss.item(), samples=ids.tolist(), dice=random.random(), seen=sum(seen.samples.values()))
     print(f"rank {rank} reached the end", flush=True)
 
 
