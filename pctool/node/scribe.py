@@ -43,9 +43,9 @@ class Scribe:
         self._heartbeat = heartbeat
         self._on_stop = on_stop
         self._complain = complain
-        self._failing = False
+        self._failing: set[str] = set()  # kinds of work that were refused last time
         self._stop: StopRequest | None = None
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
         self._next_beat = 0.0
         self._next_look = 0.0
         self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
@@ -57,15 +57,15 @@ class Scribe:
     def log(self, text: str) -> None:
         """Append a line to this launch's log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        self.put(lambda: self._append(f"{stamp} {text}\n"))
+        self._jobs.put(("log", lambda: self._append(f"{stamp} {text}\n")))
 
     def enter(self, event: str, fields: dict[str, Any]) -> None:
         """Append an event to the ledger."""
-        self.put(lambda: self._ledger.append(event, attempt=self._number, **fields))
+        self._jobs.put(("ledger", lambda: self._ledger.append(event, attempt=self._number, **fields)))
 
     def put(self, job: Job) -> None:
         """Do something with the shared file system, after what was asked for before."""
-        self._jobs.put(job)
+        self._jobs.put(("other", job))
 
     def close(self, *, seconds: float) -> bool:
         """Write what is waiting and end; return False if the file system did not take it in `seconds`."""
@@ -78,36 +78,36 @@ class Scribe:
             job = self._next_job()
             if job is None:
                 break
-            self._guard(job)
+            self._guard(*job)
             now = time.monotonic()
             if self._hub and now >= self._next_look:
                 self._next_look = now + STOP_POLL_S
-                self._guard(self._look)
+                self._guard("stop file", self._look)
             if self._hub and now >= self._next_beat:
                 self._next_beat = now + HEARTBEAT_S
-                self._guard(self._beat)
+                self._guard("heartbeat", self._beat)
         if self._hub:
-            self._guard(self._beat)
+            self._guard("heartbeat", self._beat)
 
-    def _next_job(self) -> Job | None:
+    def _next_job(self) -> tuple[str, Job] | None:
         """Wait for a job; on node 0 at most until it is time to look again, which gives a job that does nothing."""
         if not self._hub:
             return self._jobs.get()
         try:
             return self._jobs.get(timeout=max(0.0, self._next_look - time.monotonic()))
         except queue.Empty:
-            return _nothing
+            return "nothing", _nothing
 
-    def _guard(self, job: Job) -> None:
-        """Run a job; a file system that refuses is told once, and again when it has recovered."""
+    def _guard(self, kind: str, job: Job) -> None:
+        """Run a job; that a kind of work is refused is told once, and anew after it has succeeded in between."""
         try:
             job()
         except OSError as error:
-            if not self._failing:
+            if kind not in self._failing:
                 self._complain(f"run directory: {error}")
-            self._failing = True
+            self._failing.add(kind)
             return
-        self._failing = False
+        self._failing.discard(kind)
 
     def _look(self) -> None:
         request = read_stop(self._attempt)

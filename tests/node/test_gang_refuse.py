@@ -71,7 +71,7 @@ def test_bad_flags(gang: MakeGang, arguments: list[str]) -> None:
 )
 def test_a_launch_that_cannot_even_begin_leaves_a_record(gang: MakeGang, environ: dict[str, str]) -> None:
     one = gang(nodes=1)
-    one.start_command([*LAUNCH, "--", "train.py"], **environ)
+    one.start_command([*LAUNCH, "--", "train.py"], nodes=None, **environ)
     assert one.codes() == [2], one.story()
     record = one.records()["n0"]
     assert (record.cause, record.code) == ("program-error", 2)
