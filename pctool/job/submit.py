@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from pctool.errors import IncompleteError, RunInUseError, SlurmError, UsageError
 from pctool.job.array import parse_array, task_run_dir
+from pctool.job.claim import ended_for_good
 from pctool.job.find import jobs_file, works_elsewhere
+from pctool.job.heartbeat import FORGOTTEN_S, last_sign_of_life
 from pctool.job.load import load_job, resolve_job
 from pctool.job.plan import make_plan, output_path, run_dirs, submitit_folder
 from pctool.job.render import run_dir_pattern
-from pctool.run.layout import RunDir, write_atomic
+from pctool.run.layout import AttemptDir, RunDir, write_atomic
 from pctool.run.ledger import Ledger
-from pctool.run.records import read_claim
+from pctool.run.records import Claim, read_claim
 from pctool.slurm import query
 from pctool.slurm.states import Phase, is_ended, phase
 from pctool.slurm.view import live_view
@@ -91,12 +94,32 @@ def check_run_dir(spec: JobSpec) -> None:
 def refuse_run_in_use(spec: JobSpec) -> None:
     """Raise RunInUseError if a job that is not over works in the run directory, or waits to."""
     owners = {job_id: run for run in run_dirs(spec) for job_id in _owners(RunDir(run))}
-    for job_id, state in query.job_states(sorted(owners)).items():
-        if not is_ended(state) and not works_elsewhere(job_id, owners[job_id]):
+    states = query.job_states(sorted(owners))
+    for job_id, run in owners.items():
+        state = states.get(job_id)
+        if state is None or (not is_ended(state) and works_elsewhere(job_id, run)):
+            _refuse_if_heard_of(RunDir(run), job_id)
+        elif not is_ended(state):
             raise RunInUseError(
                 f"job {job_id} ({state}) works in this run directory",
-                where=str(owners[job_id]),
+                where=str(run),
                 fix=f"wait for it, end it with `{_how_to_end(job_id, state)}`, or give this job another run-dir",
+            )
+
+
+def _refuse_if_heard_of(run: RunDir, job_id: str) -> None:
+    """Raise RunInUseError if the job, which the Slurm here does not know, was at work lately: on another cluster."""
+    for number in run.attempt_numbers()[-1:]:
+        claim = _claim_of(run.attempt(number))
+        if claim is None or claim.label != job_id or ended_for_good(run, number):
+            return
+        silent = time.time() - last_sign_of_life(run.attempt(number), claim)
+        if silent <= FORGOTTEN_S:
+            raise RunInUseError(
+                f"job {job_id} of {claim.cluster or 'another cluster'} was at work in this run directory "
+                f"{silent:.0f} s ago, and the Slurm here does not know it",
+                where=str(run.path),
+                fix=f"end it there, or try again once it has been silent for {FORGOTTEN_S:.0f} s",
             )
 
 
@@ -110,12 +133,16 @@ def _owners(run: RunDir) -> Iterator[str]:
     if submitted and submitted[-1].fields.get("job_id"):
         yield str(submitted[-1].fields["job_id"])
     for number in run.attempt_numbers()[-1:]:
-        try:
-            claim = read_claim(run.attempt(number))
-        except IncompleteError:
-            claim = None  # its owner died while writing it; claim itself judges that
+        claim = _claim_of(run.attempt(number))
         if claim is not None:
             yield claim.label
+
+
+def _claim_of(attempt: AttemptDir) -> Claim | None:
+    try:
+        return read_claim(attempt)
+    except IncompleteError:
+        return None  # its owner died while writing it; `pctool claim` judges that
 
 
 @dataclass

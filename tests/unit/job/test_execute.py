@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pctool.job.plan import make_plan
 from pctool.job.submit import execute, refuse_run_in_use
 from pctool.job.submitted import SubmittedJob, UnclearSubmissionError
 from pctool.run.layout import RunDir
+from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, claim_bytes
 from pctool.slurm import query
 from pctool.spec.job import JobSpec
@@ -73,6 +75,29 @@ def test_a_task_that_works_in_the_run_is_named_by_its_label(run: RunDir, monkeyp
     with pytest.raises(RunInUseError, match="job 9_1 ") as error:
         refuse_run_in_use(JobSpec(name="job", command=("/train.py",), run_dir=str(run.path)))
     assert "`scancel 9_1`" in (error.value.fix or "")
+
+
+def test_a_job_of_another_cluster_that_was_heard_of_lately_has_the_run(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.attempt(0).path.mkdir(parents=True)
+    spec = JobSpec(name="job", command=("/train.py",), run_dir=str(run.path))
+
+    def claimed(at: float) -> None:
+        claim = Claim(
+            job_id="9", restart=0, nonce="n", host="a", nodes=("a",), time=at, hub="a:1", cluster="pc@ip-10-0-0-1"
+        )
+        run.attempt(0).claim.write_bytes(claim_bytes(claim))
+
+    monkeypatch.setattr(query, "job_states", lambda ids: {})
+    claimed(time.time() - 5)
+    with pytest.raises(RunInUseError, match="job 9 of pc@ip-10-0-0-1 was at work"):
+        refuse_run_in_use(spec)
+    Ledger(run.ledger).append("decided", attempt=0, code=0, cause="done", why="", requeue="none")
+    refuse_run_in_use(spec)  # it ended, and Slurm has forgotten it
+    run.ledger.unlink()
+    claimed(time.time() - 500)
+    refuse_run_in_use(spec)  # and so has this one, without a word
 
 
 @pytest.mark.parametrize("sbatch", [SILENT, GARBLED, LATE])
