@@ -307,12 +307,15 @@ def prune(
     `damaged` ones are neither counted nor removed, and what is under way to S3 stays until it is there. The fence is
     checked before each removal: raises FencedError.
     """
+    verdicts = {name: look(store, name) for name in store.names()}
     complete = [
         Candidate(name=name, attempt=order(name)[0], step=order(name)[1], verdicts={store.tier: verdict})
-        for name in store.names()
-        if name not in damaged and (verdict := look(store, name)).ok
+        for name, verdict in verdicts.items()
+        if name not in damaged and verdict.ok
     ]
-    for name in prune_plan(complete, keep, parents):
+    # a damaged one still says what it came from, else those before it would pass for another lineage
+    said = {name: verdict.manifest.parent or "" for name, verdict in verdicts.items() if verdict.manifest}
+    for name in prune_plan(complete, keep, {**parents, **said}):
         if store.tier == "posix" and name == marked(run, attempt):
             continue
         check_fence(run, attempt)

@@ -63,19 +63,25 @@ class Mirror:
         self.not_before = 0.0
 
     def poke(self) -> bool:
-        """Mirror all that is unmirrored; return whether all is. Nothing is tried before a backoff is over.
+        """Mirror what is unmirrored; return whether all is. Nothing is tried before a backoff is over.
 
+        As many are tried as were unmirrored at its begin, the newest at each turn: where training saves faster than S3
+        takes them, this ends all the same, and old ones are removed from S3. Each save is told: another poke follows.
         Raises FencedError if a newer attempt has taken over.
         """
         if self.clock() < self.not_before:
             return False
         left: list[str] = []
         try:
-            while left := self.unmirrored():  # asked anew each time: training goes on, and a newer one goes first
+            left = self.unmirrored()
+            for _ in range(len(left)):
+                if not left:
+                    break
                 self._refuse_beside_others()
                 if not self._there(left[0]):
                     self._mirror_or_pass_over(left[0])
-                left.pop(0)
+                left.pop(0)  # should the listing fail, this one is not what is left
+                left = self.unmirrored()
         except FencedError:
             raise
         except (PctoolError, OSError) as error:
@@ -83,7 +89,7 @@ class Mirror:
             return False
         self.backoff, self.not_before = 0.0, 0.0
         self._tidy()
-        return True
+        return not left
 
     def unmirrored(self) -> list[str]:
         """Return the names of the complete checkpoints that are not known to be on S3, newest first.
@@ -298,7 +304,7 @@ def finish(mirror: Mirror, deadline: float) -> int:
         tries += 1
         if mirror.poke():
             return 0
-        if tries >= FINISH_TRIES if not deadline else mirror.not_before >= deadline:
+        if tries >= FINISH_TRIES if not deadline else max(mirror.not_before, mirror.clock()) >= deadline:
             return 1
         time.sleep(max(mirror.not_before - mirror.clock(), 0.0))  # the backoff: there is nothing to wait for on S3
 

@@ -283,6 +283,19 @@ def test_prune_leaves_another_lineage_until_it_is_passed() -> None:
     ]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_prune_counts_on_beyond_a_damaged_parent(run: RunDir, known: bool) -> None:
+    """One that is damaged does not make another lineage of those before it."""
+    parent = None
+    for step in (10, 20, 30, 40):
+        parent = save(run, 0, step, parent)
+    (run.checkpoints / checkpoint_name(0, 20) / "data").write_bytes(b"")
+    run.attempt(0).path.mkdir(parents=True)
+    damaged = frozenset({checkpoint_name(0, 20)} if known else ())
+    assert list(prune(run, PosixStore(run.checkpoints), 0, 3, damaged=damaged)) == []
+    assert list(prune(run, PosixStore(run.checkpoints), 0, 2, damaged=damaged)) == [checkpoint_name(0, 10)]
+
+
 def test_prune_follows_the_ledger_where_a_parent_is_not_there() -> None:
     """The mirror copied every other one only."""
     complete = [candidate(0, 10), candidate(0, 30, (0, 20)), candidate(0, 50, (0, 40)), candidate(0, 70, (0, 60))]
