@@ -122,9 +122,9 @@ def _ask(python: str, node: str, wanted: Sequence[str]) -> str | None:
         ) from None
     said = done.stdout.split()
     if said[-1:] != ["end"]:  # it broke before it could tell
-        last = done.stderr.strip().rpartition("\n")[2]
+        last = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
         raise UsageError(
-            f"node {node}: the interpreter {python} does not run: it ended with {done.returncode}: {last[:200]}",
+            f"node {node}: the interpreter {python} does not run: it ended with {done.returncode} ({last[:200]})",
             fix=f"see what `{python} -c 'import torch'` says on that node",
         )
     return next((name for name in wanted if name in said), None)

@@ -53,8 +53,8 @@ def test_a_script_that_saves_by_itself_needs_no_awscrt(tmp_path: Path) -> None:
     check(Config(tmp_path, "torch", script="import torch"))
 
 
-def test_an_interpreter_that_breaks_is_one_without_torch(tmp_path: Path) -> None:
+def test_an_interpreter_that_breaks_is_not_taken_for_one_without_torch(tmp_path: Path) -> None:
     config = Config(tmp_path, "torch", script="")
     Path(config.python).write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(UsageError, match="has no torch"):
+    with pytest.raises(UsageError, match=r"does not run: it ended with 1 \(it said nothing\)"):
         check(config)
