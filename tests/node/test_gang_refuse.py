@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -206,9 +207,10 @@ def test_a_hub_address_that_is_not_ours(gang: MakeGang) -> None:
 
 def test_a_run_directory_that_goes_away_does_not_hang_the_launch(gang: MakeGang) -> None:
     one = gang(nodes=1)
-    one.start("trainer.py", "steps=100")
+    one.start("trainer.py")
     one.stepping()
     shutil.rmtree(one.run.path)
+    one.until(lambda: "run directory:" in one.err(0), "a complaint of the heartbeat")
+    one.processes[0].send_signal(signal.SIGUSR1)
     assert one.codes() == [0], one.story()
-    assert "run directory:" in one.err(0)
-    assert one.causes() == ["done"]  # its folder is made anew: decide finds it, should the file system have come back
+    assert one.causes() == ["stop"]  # its folder is made anew: decide finds it, should the file system have come back
