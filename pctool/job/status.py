@@ -239,7 +239,7 @@ def _claimed(events: Sequence[Event], number: int | None) -> float | None:
 
 
 def unmirrored(events: Sequence[Event]) -> list[str]:
-    """Return the checkpoints that are not on S3 since mirroring failed, of them or of an older one."""
+    """Return the checkpoints that are not on S3 since mirroring failed, of them or of another."""
     state: dict[str, bool] = {}
     for event in events:
         name = str(event.fields.get("name", ""))

@@ -12,7 +12,7 @@ from typing import Any
 
 from pctool.checkpoint import torch as engine
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.lineage import clear_unfinished, prune, rejected
+from pctool.checkpoint.lineage import clear_unfinished, parents_of, prune, rejected
 from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
 from pctool.errors import FencedError, PctoolError
 from pctool.run.layout import checkpoint_name
@@ -136,7 +136,7 @@ class Saver:
         store = PosixStore(run.checkpoints)
         try:
             events = self.ledger.read()
-            removals = prune(run, store, attempt, self.keep, damaged=rejected(events))
+            removals = prune(run, store, attempt, self.keep, damaged=rejected(events), parents=parents_of(events))
             for name in itertools.chain(removals, clear_unfinished(run, store, attempt, events)):
                 self.ledger.append("pruned", attempt=attempt, name=name, tier="posix")
         except (OSError, StoreUnreadableError) as error:
