@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pctool.checkpoint.lineage import candidates, durable
+from pctool.checkpoint.lineage import Candidate, candidates, durable
 from pctool.checkpoint.stores import open_stores, order
 from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.job.find import Found, at_work
@@ -39,11 +40,15 @@ def accept(found: Found, *, step: int, store: str | None) -> Accepted:
     worker = at_work(found)
     for one in (found, worker):
         _refuse_if_running(one)
-    name = _complete_at(found, step, store) if step > 0 else None
+    there = list(candidates(open_stores(found.run, store), Ledger(found.run.ledger).read()))
+    chosen = _complete_at(found, step, there) if step > 0 else None
+    name = chosen.name if chosen else None
     found.run.path.mkdir(parents=True, exist_ok=True)
     known = durable(Ledger(found.run.ledger).read())
     left = tuple(sorted((newer for newer in known if name is None or order(newer) > order(name)), key=order))
-    Ledger(found.run.ledger).append("accepted", step=step, name=name)
+    newest = max((one.attempt for one in there), default=0)
+    saved_by = chosen.manifest.run if chosen and chosen.manifest else None
+    Ledger(found.run.ledger).append("accepted", step=step, name=name, run=saved_by, newest=newest)
     over = found.job is None or is_ended(found.job.state)
     return Accepted(step=step, name=name, left=left, how=_how(worker if over else found))
 
@@ -71,18 +76,17 @@ def _heard_of(run: RunDir) -> bool:
     return False
 
 
-def _complete_at(found: Found, step: int, store: str | None) -> str:
-    events = Ledger(found.run.ledger).read()
-    complete = [one for one in candidates(open_stores(found.run, store), events) if one.tiers]
-    name = next((one.name for one in complete if one.step == step), None)
-    if name is None:
+def _complete_at(found: Found, step: int, there: Sequence[Candidate]) -> Candidate:
+    complete = [one for one in there if one.tiers]
+    chosen = next((one for one in complete if one.step == step), None)
+    if chosen is None:
         steps = ", ".join(str(one.step) for one in complete) or "none"
         raise NotFoundError(
             f"no complete checkpoint is at step {step}",
             where=str(found.run.checkpoints),
             fix=f"choose one of the steps that are there ({steps}), or 0 for a new start",
         )
-    return name
+    return chosen
 
 
 def _how(found: Found) -> str:
