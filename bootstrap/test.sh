@@ -91,6 +91,7 @@ wait_for_rehearsals() { # wait_for_rehearsals LOG
 
 prepare dev
 cd "$ROOT"
+unset PYTHONUNBUFFERED # users do not have it, and it hides what an interpreter cannot write at its end
 [[ $SCOPE == tests ]] || lint
 [[ $SCOPE == lint ]] || tests
 printf '\n== summary\n'

@@ -10,7 +10,8 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from pctool.errors import INTERRUPTED, PctoolError, UsageError
 
@@ -74,7 +75,15 @@ _STORAGE = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, er
 
 def entry() -> None:
     """Run the console script."""
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    # What a full disk did not take is tried once more when the interpreter ends, and Python then exits with 120 instead
+    # of the code: `decide` would end a job that it wants requeued.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,27 +95,25 @@ def main(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is no error
     except PctoolError as error:
-        print(f"pctool {name}: {error}", file=sys.stderr)
+        _say(f"pctool {name}: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "pctool").partition(".")[0] == "pctool":
             raise  # a fault of ours
-        print(f"pctool {name}: the Python package {error.name!r} is not installed in {sys.prefix}", file=sys.stderr)
-        print("  -> install pctool with what it needs: `pip install pctool` there", file=sys.stderr)
+        _say(f"pctool {name}: the Python package {error.name!r} is not installed in {sys.prefix}")
+        _say("  -> install pctool with what it needs: `pip install pctool` there")
         return UsageError.exit_code
     except OSError as error:
         # by its number: an evicted client of Lustre gets ESHUTDOWN, which Python calls a BrokenPipeError too
         if error.errno == errno.EPIPE and error.filename is None:
-            _discard_output()
+            _discard(sys.stdout)
             return 0
         if error.filename is None and error.errno not in _STORAGE:
             raise  # no file of the user's: a fault of ours
-        print(
-            f"pctool {name}: {error.filename or 'a file'}: cannot be read or written: {error.strerror}", file=sys.stderr
-        )
-        print("  -> check the path, its permissions, and that the file system is there and has room", file=sys.stderr)
+        _say(f"pctool {name}: {error.filename or 'a file'}: cannot be read or written: {error.strerror}")
+        _say("  -> check the path, its permissions, and that the file system is there and has room")
         return UsageError.exit_code
 
 
@@ -147,11 +154,17 @@ def parser(name: str) -> ArgumentParser:
     return made
 
 
-def _discard_output() -> None:
-    """Point stdout at nothing: its reader has gone (`pctool attempts ... | head`), and nothing is wrong."""
+def _discard(stream: TextIO) -> None:
+    """Point a stream at nothing: its reader has gone (`pctool attempts ... | head`), or its disk is full."""
     import os
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(text: str) -> None:
+    """Print an error; where it cannot be printed the exit code must get through all the same."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def overview() -> str:

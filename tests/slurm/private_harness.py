@@ -36,6 +36,10 @@ class Shell:
         return self("sbatch", "--parsable", "-D", str(folder), "-o", str(folder / "out"), *options, str(path)).strip()
 
 
+# A shell gives a job in the background a SIGINT that is ignored, and Python then leaves it so.
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+
+
 def wait_for(what: str, condition: Callable[[], object], timeout: float = 60.0) -> None:
     """Wait until `condition` holds; fail naming `what` after `timeout` seconds, which only a hang takes."""
     end = time.monotonic() + timeout

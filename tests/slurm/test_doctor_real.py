@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from private_harness import Shell, wait_for
+from private_harness import INTERRUPTIBLE, Shell, wait_for
 
 from pctool.errors import INTERRUPTED
 from pctool.job.doctor import Options, node_checks
@@ -48,8 +48,12 @@ def test_a_node_that_is_not_there_in_time(full: Shell) -> None:
 
 
 def test_ctrl_c(full: Shell) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "pctool", "doctor"], env=full.env, stdout=subprocess.DEVNULL)
-    wait_for("the probe to wait for a node", lambda: [line for line in probes(full) if line.startswith("PENDING")])
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == INTERRUPTED
+    argv = [*INTERRUPTIBLE, sys.executable, "-m", "pctool", "doctor"]
+    with subprocess.Popen(argv, env=full.env, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for("the probe to wait", lambda: [line for line in probes(full) if line.startswith("PENDING")])
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == INTERRUPTED
+        finally:
+            process.kill()
     assert probes(full) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from private_harness import CONFIG, StartCluster, wait_for
+from private_harness import CONFIG, INTERRUPTIBLE, StartCluster, wait_for
 
 from pctool.errors import NotFoundError, SlurmError, UsageError
 from pctool.slurm.private import PrivateCluster, proc
@@ -39,7 +39,8 @@ time.sleep(300)
 
 @pytest.mark.parametrize("victim", ["owner", "owner-interrupted", "supervisor", "keeper", "keeper-terminated"])
 def test_nothing_is_left(victim: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER, str(CONFIG)], stdout=subprocess.PIPE, text=True) as owner:
+    argv = [*INTERRUPTIBLE, sys.executable, "-c", OWNER, str(CONFIG)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
         try:
             assert owner.stdout is not None
             folder, *pids = owner.stdout.readline().split()
