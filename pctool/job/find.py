@@ -203,12 +203,15 @@ def _records(jobs: Path) -> Iterator[tuple[str, str]]:
 
 
 def last_job_id(run: RunDir) -> str | None:
-    """Return the id of the job that claimed the newest attempt, or was submitted last; None if there is neither."""
+    """Return the id of the job that works on the run, or did last; None if there is none.
+
+    That is the one that claimed the newest attempt, unless another was submitted since, which has yet to start.
+    """
     claim = _newest_claim(run)
-    if claim is not None:
-        return claim.job_id
-    submitted = [event.fields.get("job_id") for event in Ledger(run.ledger).read() if event.event == "submitted"]
-    return str(submitted[-1]) if submitted else None
+    submitted = [event for event in Ledger(run.ledger).read() if event.event == "submitted"]
+    if submitted and (claim is None or submitted[-1].time > claim.time):
+        return str(submitted[-1].fields.get("job_id"))
+    return claim.job_id if claim else None
 
 
 def _newest_claim(run: RunDir) -> Claim | None:

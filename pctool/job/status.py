@@ -160,7 +160,7 @@ def _current(found: Found) -> tuple[Found, list[str]]:
     """Return the run's newest job where the one found has ended and another one works on its run since."""
     newest = last_job_id(found.run)
     job = found.job
-    if newest is None or found.slurm_silent or (job is not None and (job.job_id == newest or not is_ended(job.state))):
+    if newest is None or found.slurm_silent or (job and (newest in (job.job_id, job.label) or not is_ended(job.state))):
         return found, []
     later = find_run(str(found.run.path), jobs=found.run.path)
     if job is None:

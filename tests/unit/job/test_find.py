@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,9 +112,9 @@ def claimed(run: RunDir, number: int, job_id: str, *, restart: int = 0, at: floa
 def test_a_forgotten_job_leads_to_the_one_that_took_on_its_run(run: RunDir, jobs: dict[str, str]) -> None:
     remembered = run.path.parent / "jobs.jsonl"
     remembered.write_text(json.dumps({"job_id": "7", "run_dir": str(run.path)}) + "\n")
-    claimed(run, 0, "7")
+    claimed(run, 0, "7", at=time.time() + 1)
     assert find_run("7", jobs=remembered) == Found(run=run, job_id="7")
-    claimed(run, 1, "12")
+    claimed(run, 1, "12", at=time.time() + 2)
     jobs["12"] = record("12", format_comment(str(run.path)))
     found = find_run("7", jobs=remembered)
     assert (found.job_id, found.job and found.job.state, found.successor_of) == ("12", "RUNNING", "7")
@@ -157,9 +159,11 @@ def test_the_newest_claim_names_the_job(run: RunDir) -> None:
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
     assert last_job_id(run) == "7"
-    claim = Claim(job_id="9", restart=0, nonce="n", host="a", nodes=("a",), time=0.0, hub="a:1")
+    claim = Claim(job_id="9", restart=0, nonce="n", host="a", nodes=("a",), time=time.time() + 1, hub="a:1")
     attempt.claim.write_bytes(claim_bytes(claim))
     assert last_job_id(run) == "9"
+    attempt.claim.write_bytes(claim_bytes(replace(claim, time=1.0)))
+    assert last_job_id(run) == "7"  # submitted since, and yet to start
 
 
 def test_where_jobs_are_remembered() -> None:
