@@ -155,25 +155,19 @@ def test_a_new_node_without_the_run_directory_does_not_end_a_job_that_has_starte
     assert "cannot see" in record.why
 
 
-def test_ranks_whose_log_cannot_be_opened_are_no_error_of_the_program(gang: MakeGang) -> None:
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [("rank-1.log", "rank 1 cannot open its log"), ("torchrun-1.log", "cannot start torchrun")],
+)
+def test_a_log_that_cannot_be_opened_is_no_error_of_the_program(gang: MakeGang, log: str, why: str) -> None:
     """A folder in the log's place stands for a quota, a stale mount, or an error of the disk."""
     one = gang(nodes=2)
-    (one.run.logs(0) / "rank-1.log").mkdir(parents=True)
+    (one.run.logs(0) / log).mkdir(parents=True)
     one.start("trainer.py", "steps=1000")
     one.codes()
     record = one.records()["n1"]
     assert record.cause == "peer-lost", one.story()
-    assert "rank 1 cannot open its log" in record.why
-
-
-def test_a_torchrun_whose_log_cannot_be_opened_is_no_error_of_the_program(gang: MakeGang) -> None:
-    one = gang(nodes=2)
-    (one.run.logs(0) / "torchrun-1.log").mkdir(parents=True)
-    one.start("trainer.py", "steps=1000")
-    one.codes()
-    record = one.records()["n1"]
-    assert record.cause == "peer-lost", one.story()
-    assert "cannot start torchrun" in record.why
+    assert why in record.why
 
 
 def test_a_hub_without_a_free_port_has_the_job_requeued(gang: MakeGang) -> None:
