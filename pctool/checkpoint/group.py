@@ -6,10 +6,11 @@ memory. One rank's failure is told to all, so that no rank waits in a collective
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -48,6 +49,30 @@ class Group:
         dist.all_gather_object(values, value, group=self.process_group)
         return values
 
+    def most(self, values: Sequence[int]) -> list[int]:
+        """Return the greatest of all ranks' values, place by place, on every rank."""
+        if self.process_group is None:
+            return list(values)
+        box = torch.tensor(list(values), dtype=torch.int64)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self.process_group)
+        return [int(value) for value in box.tolist()]
+
+    def to_first(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order, on rank 0; [] on the others."""
+        if self.process_group is None:
+            return [value]
+        values: list[T] | None = [value] * self.world if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self.process_group)
+        return values or []
+
+    def from_first(self, values: Sequence[T]) -> T:
+        """Return this rank's of the values that rank 0 has for each."""
+        if self.process_group is None:
+            return values[0]
+        box: list[T | None] = [None]
+        dist.scatter_object_list(box, list(values) if self.rank == 0 else None, src=0, group=self.process_group)
+        return box[0]  # type: ignore[return-value]  # None only where T is None
+
     def agree(self, what: str, action: Callable[[], T]) -> list[T]:
         """Run `action` on every rank and return all results.
 
@@ -58,6 +83,15 @@ class Group:
         if failed:
             raise RanksFailedError(f"{what} failed on {'; '.join(failed)}")
         return [value for value, _ in outcomes if value is not None]
+
+    def agree_on_own(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action` on every rank and return this rank's result, which the others need not have.
+
+        Raises RanksFailedError on every rank if it failed on any.
+        """
+        value, error = attempt(action)
+        self.agree(what, lambda: _raise(error) if error else None)
+        return value  # type: ignore[return-value]  # None only where T is None
 
     def first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 alone and return its result, or raise its error, on every rank."""
@@ -83,3 +117,7 @@ def attempt(action: Callable[[], T]) -> tuple[T | None, str]:
         return None, "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
     except Exception as error:  # noqa: BLE001 - told to every rank by the caller, which raises
         return None, f"{type(error).__name__}: {error}"
+
+
+def _raise(why: str) -> None:
+    raise IncompleteError(why)

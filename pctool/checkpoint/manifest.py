@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pctool.errors import IncompleteError, UsageError
 
@@ -74,7 +74,7 @@ class Verdict:
 
 def crc64nvme(chunks: Iterable[bytes]) -> str:
     """Return the CRC64-NVME of the chunks, one after the other, in the form S3 writes it."""
-    update = _crc_function()
+    update = crc_function()
     value = 0
     for chunk in chunks:
         value = update(chunk, value)
@@ -221,7 +221,8 @@ def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _crc_function() -> Callable[[bytes, int], int]:
+def crc_function() -> Callable[[bytes | memoryview, int], int]:
+    """Return awscrt's CRC64-NVME: (data, value so far) -> value. Raise UsageError where it is not installed."""
     try:
         from awscrt import checksums
     except ImportError:
@@ -229,5 +230,5 @@ def _crc_function() -> Callable[[bytes, int], int]:
             "awscrt is not installed, so checkpoints cannot be checksummed",
             fix="install pctool with its checkpoint extra: pip install 'pctool[checkpoint]'",
         ) from None
-    function: Callable[[bytes, int], int] = checksums.crc64nvme
-    return function
+    # it is declared for bytes, and takes any buffer
+    return cast("Callable[[bytes | memoryview, int], int]", checksums.crc64nvme)

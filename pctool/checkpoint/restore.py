@@ -1,7 +1,7 @@
-"""Find the newest good checkpoint, on all ranks together, and make it whole on the shared file system.
+"""Find the newest good checkpoint, on all ranks together, make it whole on the shared file system, and take it in.
 
-Candidates are offered newest first by rank 0. Each rank checks a share of the files byte by byte; what is damaged is
-fetched from the other tier if it is good there, else the checkpoint is named in the ledger and the one before is taken.
+Candidates are offered newest first by rank 0. Ranks prove every byte while they load; what is damaged is fetched from
+the other tier if it is good there, else the checkpoint is named in the ledger and the one before is taken.
 """
 
 from __future__ import annotations
@@ -9,32 +9,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.group import Group, RanksFailedError
 from pctool.checkpoint.lineage import Candidate, ResumePoint, check_durable, own_candidates, point_of
+from pctool.checkpoint.reader import DamagedFileError
 from pctool.checkpoint.stores import PosixStore, Store, StoreUnreadableError, open_stores
 from pctool.errors import AwsError, IncompleteError
 from pctool.run.layout import RunDir, checkpoint_name, write_atomic
 from pctool.run.ledger import Ledger
 
+T = TypeVar("T", covariant=True)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Restorable:
-    """A checkpoint that is whole on the shared file system, every byte checked. `point.tier` says where from."""
+class Restorable(Generic[T]):
+    """A checkpoint that is whole on the shared file system, every byte proven. `point.tier` says where from.
+
+    `loaded` is what the load brought, None if nothing was to be loaded.
+    """
 
     point: ResumePoint
     manifest: mf.Manifest
+    loaded: T | None = None
 
 
-def find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
+class Load(Protocol[T]):
+    """Load a checkpoint on this rank. Raises DamagedFileError on every rank; the files proven on the way are said."""
+
+    def __call__(self, folder: Path, manifest: mf.Manifest, /) -> tuple[T, frozenset[str]]:
+        """Return what was loaded and the names of the files of which every byte was proven."""
+
+
+def find_whole(
+    run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int, load: Load[T] | None = None
+) -> Restorable[T] | None:
     """Return the newest checkpoint whose every byte is good, None for a run that has none; the same on every rank.
 
-    Raises BelowDurableError where it would be older than the ledger explains, ForeignCheckpointError where it would be
-    another run's, StoreUnreadableError where a tier cannot be read, or one that could be listed not to the end.
+    `load` takes it in; its bytes are proven while they are read, and those that no rank needs besides. Raises
+    BelowDurableError where it would be older than the ledger explains, ForeignCheckpointError where it would be another
+    run's, StoreUnreadableError where a tier cannot be read, or one that could be listed not to the end.
     """
     try:
-        return _find_whole(run, store, group, ledger, attempt)
+        return _find_whole(run, store, group, ledger, attempt, load)
     except (AwsError, RanksFailedError) as error:
         raise _not_restored(error.what, error.where) from error
     except OSError as error:
@@ -49,7 +67,9 @@ def _not_restored(what: str, where: str | None) -> StoreUnreadableError:
     )
 
 
-def _find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int) -> Restorable | None:
+def _find_whole(
+    run: RunDir, store: str | None, group: Group, ledger: Ledger, attempt: int, load: Load[T] | None
+) -> Restorable[T] | None:
     offers = _offers(run, store, ledger) if group.rank == 0 else iter(())
     damaged: dict[str, str] = {}
     while True:
@@ -57,7 +77,7 @@ def _find_whole(run: RunDir, store: str | None, group: Group, ledger: Ledger, at
         if offer is None:
             _check_durable(run, ledger, group, None, damaged)
             return None
-        whole, faults = _make_whole(offer, run, store, group)
+        whole, faults = _make_whole(offer, run, store, group, load)
         if whole is not None:
             _check_durable(run, ledger, group, whole.point, damaged)
             return whole
@@ -82,37 +102,64 @@ def _reject(ledger: Ledger, attempt: int, offer: Candidate, faults: Mapping[str,
 
 
 def _make_whole(
-    offer: Candidate, run: RunDir, store: str | None, group: Group
-) -> tuple[Restorable | None, dict[str, str]]:
-    """Check every byte of an offer and repair it from S3; return it, or None and what is wrong, tier by tier."""
+    offer: Candidate, run: RunDir, store: str | None, group: Group, load: Load[T] | None
+) -> tuple[Restorable[T] | None, dict[str, str]]:
+    """Take an offer in, repaired from S3 if need be; return it, or None and what is wrong, tier by tier."""
     faults = {tier: verdict.why for tier, verdict in offer.verdicts.items() if not verdict.ok}
     if offer.manifest is None:
         return None, faults
-    bad = _check_shares(offer.manifest, run, group) if "posix" in offer.tiers else _all_bad(offer.manifest)
-    if not bad:
-        return Restorable(point=point_of(offer), manifest=offer.manifest), {}
+    bad = _all_bad(offer.manifest)
     if "posix" in offer.tiers:
-        faults["posix"] = "; ".join(f"{name}: {why}" for name, why in sorted(bad.items()))
+        loaded, bad = _take_in(offer.manifest, run, group, load)
+        if not bad:
+            return Restorable(point=point_of(offer), manifest=offer.manifest, loaded=loaded), {}
+        faults["posix"] = _listed(bad)
     if "s3" not in offer.tiers or store is None:
         return None, faults
     if offer.verdicts["s3"].manifest != offer.manifest:
         return None, {**faults, "s3": "another checkpoint of this name than on the shared file system"}
     unfetched = _fetch_shares(offer, run, store, group, sorted(bad))
     if unfetched:
-        return None, {**faults, "s3": "; ".join(f"{name}: {why}" for name, why in sorted(unfetched.items()))}
+        return None, {**faults, "s3": _listed(unfetched)}
     group.first(lambda: _publish(offer, run))
+    loaded, bad = _take_in(offer.manifest, run, group, load)
+    if bad:
+        return None, {**faults, "posix": _listed(bad)}
     point = ResumePoint(name=offer.name, attempt=offer.attempt, step=offer.step, tier="s3")
-    return Restorable(point=point, manifest=offer.manifest), {}
+    return Restorable(point=point, manifest=offer.manifest, loaded=loaded), {}
+
+
+def _take_in(manifest: mf.Manifest, run: RunDir, group: Group, load: Load[T] | None) -> tuple[T | None, dict[str, str]]:
+    """Load a checkpoint and prove all of it; return what was loaded, and what is wrong with any file, on every rank.
+
+    Each rank proves what it reads, and its share of what nobody reads. Once something is wrong, all is looked at.
+    """
+    names = sorted(manifest.files)
+    if load is None:
+        return None, _check_shares(manifest, run, group, names)
+    folder = run.checkpoints / checkpoint_name(manifest.attempt, manifest.step)
+    try:
+        loaded, mine = load(folder, manifest)
+    except DamagedFileError as error:
+        found = _check_shares(manifest, run, group, names)
+        return None, found or {str(error.what).partition(":")[0]: f"{error.what}, and good at a second look"}
+    proven = group.most([int(name in mine) for name in names])
+    rest = [name for name, done in zip(names, proven, strict=True) if not done]
+    return loaded, _check_shares(manifest, run, group, rest)
+
+
+def _listed(bad: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in sorted(bad.items()))
 
 
 def _all_bad(manifest: mf.Manifest) -> dict[str, str]:
     return dict.fromkeys(manifest.files, "not on the shared file system")
 
 
-def _check_shares(manifest: mf.Manifest, run: RunDir, group: Group) -> dict[str, str]:
-    """Return what is wrong with any file, on every rank; each rank reads its share of the bytes."""
+def _check_shares(manifest: mf.Manifest, run: RunDir, group: Group, names: list[str]) -> dict[str, str]:
+    """Return what is wrong with any of the named files, on every rank; each rank reads its share of the bytes."""
     folder = run.checkpoints / checkpoint_name(manifest.attempt, manifest.step)
-    mine = _share(manifest, sorted(manifest.files), group)
+    mine = _share(manifest, names, group)
     found = group.agree("checking the checkpoint", lambda: mf.file_faults(folder, manifest, mine))
     return {name: why for faults in found for name, why in faults.items()}
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,15 +77,6 @@ def mix(seed: int, *numbers: int) -> int:
     """Return a seed of 63 bits that follows from a seed and some numbers, as different as can be for each of them."""
     text = " ".join(str(number) for number in (seed, *numbers))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def read(folder: Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's states from a checkpoint folder, None if that rank did not exist then."""
-    try:
-        found: dict[str, Any] = json.loads((folder / file_name(rank)).read_text())
-    except FileNotFoundError:
-        return None
-    return found
 
 
 def _pack(state: torch.Tensor) -> str:

@@ -1,15 +1,11 @@
-"""Save and load a training job's state in torch.distributed.checkpoint's own files.
+"""What of a training job is saved, and how it is loaded again from torch.distributed.checkpoint's own files.
 
 Any DCP reader loads them (`dcp.load`, `dcp_to_torch_save`); MANIFEST and the ranks' random states lie beside them.
-The order of calls for one checkpoint, on every rank: `write`, then `commit` on rank 0 alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +16,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
@@ -28,19 +23,18 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint import own as per_rank
 from pctool.checkpoint import rng
-from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
-from pctool.errors import IncompleteError, UsageError
-from pctool.run.layout import RunDir, checkpoint_name, fsync_dir
+from pctool.checkpoint.reader import METADATA, DamagedFileError, VerifiedReader
+from pctool.checkpoint.stores import StoreUnreadableError
+from pctool.errors import UsageError
+from pctool.run.layout import RunDir
 
-METADATA = ".metadata"  # DCP's index, written by its coordinator
+__all__ = ["METADATA", "Identity", "Loaded", "TrainState", "load", "quiet"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +72,20 @@ class TrainState:
                 own[name] = per_rank.pack(value)
         return state, own
 
+    @property
+    def has_own(self) -> bool:
+        """Return whether anything may be each rank's own."""
+        return bool(self.extra)
+
+    def late_pointers(self) -> frozenset[int]:
+        """Return the data pointers of what only the optimizer's step changes: its parameters and its state."""
+        found: set[int] = set()
+        for optimizer in self.optimizers:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            states = [value for state in optimizer.state.values() for value in state.values()]
+            found |= {_pointer(value) for value in [*parameters, *states] if isinstance(value, torch.Tensor)}
+        return frozenset(found)
+
     def template(self, own: Collection[str]) -> dict[str, Any]:
         """Return what is to be loaded into: all but the `own` ones, which need nothing to come back."""
         return {**self._main(), **{name: part.state_dict() for name, part in self.extra.items() if name not in own}}
@@ -110,15 +118,6 @@ class TrainState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """Data files that are durable on the shared file system, and not yet a checkpoint."""
-
-    name: str
-    step: int
-    files: Mapping[str, mf.FileEntry]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Identity:
     """Who writes: goes into every manifest of this attempt."""
 
@@ -127,56 +126,6 @@ class Identity:
     topology: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
     config: str = ""
-
-
-def write(state: TrainState, step: int, identity: Identity, group: Group) -> Written:
-    """Write all data files of one checkpoint, on every rank; return once all of them are durable.
-
-    Raises RanksFailedError on every rank if anything failed on one: nothing is published then, and what lies in the
-    folder is cleared by the next save of that name.
-    """
-    name = checkpoint_name(identity.attempt, step)
-    folder = identity.run.checkpoints / name
-    group.first(lambda: _clear(identity.run, name))
-    collected: list[tuple[dict[str, Any], dict[str, bytes]]] = []
-
-    def collect() -> dict[str, str]:
-        collected.append(state.collect())
-        return {part: hashlib.sha256(data).hexdigest() for part, data in collected[0][1].items()}
-
-    digests = group.agree("collecting the state", collect)
-    shared, own = collected[0]
-    entries = {**shared, **per_rank.entries(own, digests, group.rank)}
-    written = group.agree("writing the checkpoint", lambda: _write_mine(entries, folder, group))
-    return Written(name=name, step=step, files={file: entry for mine in written for file, entry in mine.items()})
-
-
-def commit(written: Written, identity: Identity, *, parent: str | None, position: Mapping[str, Any]) -> mf.Manifest:
-    """Make a checkpoint of the written files: check the fence, write MANIFEST. Rank 0 alone calls this.
-
-    Raises FencedError if a newer attempt exists, IncompleteError if a file is not there as it was written, OSError.
-    """
-    check_fence(identity.run, identity.attempt)
-    manifest = mf.Manifest(
-        run=str(identity.run.path.absolute()),
-        attempt=identity.attempt,
-        step=written.step,
-        parent=parent,
-        world_size=int(identity.topology.get("world_size", 1)),
-        files=written.files,
-        topology=identity.topology,
-        position=position,
-        time=round(time.time(), 3),
-        code=identity.code,
-        config=identity.config,
-    )
-    folder = identity.run.checkpoints / written.name
-    data = mf.encode(manifest)
-    verdict = mf.judge(data, mf.folder_sizes(folder))
-    if not verdict.ok:
-        raise IncompleteError(verdict.why, where=str(folder))
-    PosixStore(identity.run.checkpoints).publish(written.name, data)
-    return manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,15 +138,17 @@ class Loaded:
     random: dict[str, Any] | None
     dealt: tuple[str, ...] = ()
     saved_by: int = 0
+    verified: frozenset[str] = frozenset()  # the files of which this rank has proven every byte
 
 
-def load(state: TrainState, folder: Path, group: Group) -> Loaded:
-    """Load a checkpoint into the model and the rest, on every rank.
+def load(state: TrainState, folder: Path, manifest: mf.Manifest, group: Group) -> Loaded:
+    """Load a checkpoint into the model and the rest, on every rank, every byte that is used proven.
 
-    Another number of ranks than it was saved by is fine. Raises UsageError if it does not fit the model,
-    StoreUnreadableError if a file of it cannot be read.
+    Another number of ranks than it was saved by is fine. Raises on every rank: DamagedFileError if a file is not what
+    the manifest says, UsageError if it does not fit the model, StoreUnreadableError if a file cannot be read. What was
+    loaded by then is overwritten by the next load.
     """
-    reader, names = FileSystemReader(folder), []
+    reader, names = VerifiedReader(folder, manifest), []
     if state.extra:
         with _reading(folder, group):
             names = group.first(lambda: _entries_of(reader, state))
@@ -212,12 +163,31 @@ def load(state: TrainState, folder: Path, group: Group) -> Loaded:
             process_group=group.process_group,
             no_dist=group.process_group is None,
         )
-        random = rng.read(folder, group.rank)
+    random = _random(reader, group)
     own = {name: per_rank.unpack(template.pop(key)) for name, key in mine.items()}
     state.apply({**template, **own})
     savers = {name: len(per_rank.ranks_in(names, name)) for name in mine}
     dealt = tuple(name for name, count in savers.items() if count not in {0, group.world})
-    return Loaded(random=random, dealt=dealt, saved_by=savers[dealt[0]] if dealt else 0)
+    return Loaded(
+        random=random, dealt=dealt, saved_by=savers[dealt[0]] if dealt else 0, verified=frozenset(reader.verified)
+    )
+
+
+def _random(reader: VerifiedReader, group: Group) -> dict[str, Any] | None:
+    """Return this rank's random states; what fails on one rank is raised on all."""
+    data, damaged, unread = b"", "", ""
+    try:
+        data = reader.bytes_of(rng.file_name(group.rank)) or b""
+    except DamagedFileError as error:
+        damaged = error.what
+    except OSError as error:
+        unread = f"rank {group.rank}: {error}"
+    for wrong, cause in group.gather((damaged, unread)):
+        if wrong:
+            raise DamagedFileError(wrong, where=str(reader.folder))
+        if cause:
+            raise _unreadable(reader.folder, cause)
+    return json.loads(data) if data else None
 
 
 @contextmanager
@@ -227,6 +197,9 @@ def _reading(folder: Path, group: Group) -> Iterator[None]:
         yield
     except CheckpointException as error:
         causes = {rank: cause for rank, (cause, _) in error.failures.items()}
+        damaged = next((cause for cause in causes.values() if isinstance(cause, DamagedFileError)), None)
+        if damaged is not None:
+            raise DamagedFileError(damaged.what, where=damaged.where) from error
         unread = next((rank for rank, cause in causes.items() if isinstance(cause, OSError)), None)
         if unread is not None:
             raise _unreadable(folder, f"rank {unread}: {causes[unread]}") from error
@@ -248,6 +221,10 @@ def _unreadable(folder: Path, what: str) -> StoreUnreadableError:
     )
 
 
+def _pointer(value: torch.Tensor) -> int:
+    return (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
+
+
 def _is_sharded(value: Any) -> bool:
     """Return whether a state holds a tensor that is dealt out over ranks."""
     if isinstance(value, Mapping):
@@ -257,7 +234,7 @@ def _is_sharded(value: Any) -> bool:
     return isinstance(value, DTensor)
 
 
-def _entries_of(reader: FileSystemReader, state: TrainState) -> list[str]:
+def _entries_of(reader: VerifiedReader, state: TrainState) -> list[str]:
     """Return the names in a checkpoint of all that belongs to `extra`."""
     prefixes = (per_rank.PREFIX, *(f"{name}." for name in state.extra))
     return [key for key in reader.read_metadata().state_dict_metadata if key.startswith(prefixes)]
@@ -274,39 +251,6 @@ def _check_place(template: dict[str, Any], names: Iterable[str], folder: Path) -
             where=str(folder),
             fix="make the objects as they were when they were saved; give optimizers as optimizer=[...]",
         )
-
-
-def _clear(run: RunDir, name: str) -> None:
-    store = PosixStore(run.checkpoints)
-    store.remove(name)
-    (run.checkpoints / name).mkdir(parents=True)
-    fsync_dir(run.checkpoints)
-
-
-def _write_mine(state: dict[str, Any], folder: Path, group: Group) -> dict[str, mf.FileEntry]:
-    with quiet():
-        dcp_save(
-            state,
-            storage_writer=FileSystemWriter(folder, sync_files=True),
-            process_group=group.process_group,
-            no_dist=group.process_group is None,
-        )
-    _write_durably(folder / rng.file_name(group.rank), json.dumps(rng.capture()).encode())
-    fsync_dir(folder)
-    return {file: mf.describe_file(folder / file) for file in _files_of(folder, group.rank)}
-
-
-def _files_of(folder: Path, rank: int) -> list[str]:
-    """Return the files that DCP and we wrote on this rank; DCP's coordinator, rank 0, also wrote the index."""
-    mine = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")]
-    return sorted([*mine, rng.file_name(rank), *([METADATA] if rank == 0 else [])])
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

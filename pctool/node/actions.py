@@ -17,7 +17,8 @@ class Timing:
     rejoin_s: float = 20.0  # for a launch that lost its connection before it was ready
     rendezvous_s: float = 10.0  # for node 0's failed bind, when another node's torchrun failed first
     grace_s: float = 5.0  # from a known loss until the ranks that hang in a collective are ended
-    save_grace_s: float = 10.0  # the same while node 0 commits a save
+    save_grace_s: float = 10.0  # the same while the ranks save
+    write_s: float = 120.0  # from the end of all ranks until what they had copied must be written
     straggler_s: float = 20.0  # for a node's torchrun to end after the commit: only teardown is left
     overdue_s: float = 30.0  # past the deadline of a notice; a time limit's is Slurm's own, and nothing is past it
     margin_s: float = 5.0  # before the deadline: release, so that the batch script can still decide

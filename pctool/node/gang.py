@@ -29,7 +29,8 @@ class Times:
 class PageView:
     """What node 0's page says, where the coordinator needs it."""
 
-    saving: bool = False
+    saving: bool = False  # the ranks are needed for a save
+    writing: bool = False  # the writers are at work on one, and need no rank
     ended: bool = False  # the ranks have said how they end: whatever is committed is
 
 
@@ -50,6 +51,7 @@ class Gang:
         self._standing_at = 0.0
         self._stop: StopRequest | None = None
         self._stop_at = 0.0
+        self._over_at: float | None = None  # since when nobody but the writers is at work
         self._limit = 0.0  # when Slurm ends the job, if a stop has told it; 0: not known
         self._asked_limit = False
         self._acks: set[int] = set()
@@ -331,7 +333,7 @@ class Gang:
 
     def _finish(self, times: Times) -> list[Action]:
         """Release the launches when all have ended and the mirror is done, or has no time left."""
-        if not self._everyone(self._over()) or self._early:
+        if not self._everyone(self._over()) or self._early or self._still_writing(times):
             return []
         actions: list[Action] = []
         if self._finishing_at is None:
@@ -341,6 +343,21 @@ class Gang:
             return actions
         self.released = True
         return [*actions, Say("released"), Tell({"type": "release"})]
+
+    def _still_writing(self, times: Times) -> bool:
+        """Return whether the writers have yet to finish what the ranks had copied, and have time for it."""
+        if not self._page.writing:
+            return False
+        if self._over_at is None:
+            self._over_at = times.now
+        # a node that is lost has taken its writer along, so that little can be hoped for
+        grace = self._timing.save_grace_s if self.lost else self._timing.write_s
+        near = (
+            self._stop is not None
+            and self._stop.deadline
+            and times.clock >= self._stop.deadline - self._timing.margin_s
+        )
+        return times.now - self._over_at < grace and not near
 
     def _mirror_deadline(self, times: Times) -> float:
         if self._failed is not None:

@@ -35,12 +35,14 @@ class Hands:
         config: LaunchConfig,
         *,
         scribe: Scribe,
+        writers: str,
         emit: Callable[[str], None],
         on_ranks_end: Callable[[RanksEnd], None],
     ) -> None:
         self._config = config
         self._emit = emit
         self._scribe = scribe
+        self._writers = writers
         self._on_ranks_end = on_ranks_end
         self._torchrun: Torchrun | None = None
         self._follower: Follower | None = None
@@ -80,7 +82,7 @@ class Hands:
             node=config.node,
             per_node=config.per_node,
             logs=logs,
-            env={**config.environ, names.PAGE: self.page.path},
+            env={**config.environ, names.PAGE: self.page.path, names.WRITER: self._writers},
             module=config.module,
         )
         run_id = f"{config.environ.get('SLURM_JOB_ID', 'pctool')}-{config.attempt}-{action.try_}"

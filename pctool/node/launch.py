@@ -32,6 +32,7 @@ from pctool.node.refusal import Refusal, check_node, has_started
 from pctool.node.scribe import Scribe
 from pctool.node.trouble import NodeTroubleError
 from pctool.node.watch import Looker, Watcher
+from pctool.node.writers import Writers
 from pctool.run.page import Outcome
 from pctool.run.records import Claim
 from pctool.run.stop import StopRequest
@@ -76,8 +77,13 @@ class Launch:
             on_stop=lambda request: self._put(self._on_stop_file, request),
             complain=emit,
         )
+        self._writers = Writers(config, say=lambda text: self._put(self._hands.say, text))
         self._hands = Hands(
-            config, scribe=self._scribe, emit=emit, on_ranks_end=lambda end: self._put(self._on_ranks_end, end)
+            config,
+            scribe=self._scribe,
+            writers=self._writers.address,
+            emit=emit,
+            on_ranks_end=lambda end: self._put(self._on_ranks_end, end),
         )
         self._watcher = Watcher(
             Looker(node=config.name, imds=Imds(config.imds), notice_file=config.notice_file),
@@ -97,6 +103,7 @@ class Launch:
         before = {signum: signal.signal(signum, self._on_os_signal) for signum in _SIGNALS}
         try:
             self._scribe.start()
+            self._writers.start()
             self._open_channel()
             self._watcher.start()
             threading.Thread(target=self._check, name="checks", daemon=True).start()
@@ -153,6 +160,7 @@ class Launch:
         """End all that was begun. What was sent and written before goes out first."""
         self._watcher.stop()
         self._hands.close()
+        self._writers.close()
         if self._mirror is not None:
             self._mirror.stop()
         for channel in (self._hub, self._peer):
@@ -283,7 +291,8 @@ class Launch:
             if self._mirror is not None:
                 self._mirror.committed()
         ended = page.outcome in {Outcome.STOPPED, Outcome.STOPPED_UNSAVED}
-        self._do_gang(self._gang.page(PageView(saving=page.saving_since > 0, ended=ended), _times()))
+        view = PageView(saving=page.saving_since > 0, writing=page.writing_since > 0, ended=ended)
+        self._do_gang(self._gang.page(view, _times()))
 
     # actions
     def _do(self, actions: list[Action]) -> None:
@@ -354,7 +363,7 @@ class Launch:
             "step": page.step,
             "step_time": page.step_time,
             "committed": page.committed,
-            "saving_since": page.saving_since,
+            "saving_since": page.saving_since or page.writing_since,
             "nodes": there,
         }
 

@@ -76,23 +76,21 @@ def _loss(down_after: Down, *, victim: int = -1) -> Callable[[Stage], None]:
 
 
 def _loss_mid_save(stage: Stage) -> None:
-    """Stop one node's ranks as soon as a save begins, so that it cannot be over before the node dies."""
-    stage.wait_step(stage.at(0.4, of_interval=0.9))
+    """Stop one node's writers before a save begins, so that it cannot be over before the node dies in it."""
+    stage.wait_step(stage.at(0.4, of_interval=0.5))
     victim = stage.nodes()[-1]
-    pids = stage.ranks(victim)
-    stage.wait_saving()
-    with stage.frozen(pids):
+    with stage.frozen(stage.writers(victim)):
+        stage.wait_saving()
         stage.kill(victim)
 
 
 def _slow_saver(stage: Stage) -> None:
-    """Freeze one node's ranks in the save at the stop for longer than srun waits after the first exit."""
+    """Freeze one node's writers in the save at the stop for longer than srun waits after the first exit."""
     stage.wait_step(stage.at(0.4))
-    pids = stage.ranks(stage.nodes()[-1])
-    stage.notice(stage.nodes()[0])
-    stage.wait_event("stop-step", 0)
-    stage.wait_saving()
-    with stage.frozen(pids):
+    with stage.frozen(stage.writers(stage.nodes()[-1])):
+        stage.notice(stage.nodes()[0])
+        stage.wait_event("stop-step", 0)
+        stage.wait_saving()
         time.sleep(stage.spec.wait * 1.2)  # the fault is its duration
 
 

@@ -85,7 +85,9 @@ class Stage:
 
     def wait_saving(self, attempt: int = 0) -> None:
         """Wait until a save is in progress."""
-        self.watcher.wait_page(attempt, lambda page: page.saving_since > 0, self._over_for(attempt, "a save"))
+        self.watcher.wait_page(
+            attempt, lambda page: max(page.saving_since, page.writing_since) > 0, self._over_for(attempt, "a save")
+        )
 
     def wait_event(
         self, name: str, attempt: int | None = None, *, after_attempt: int | None = None, **fields: object
@@ -141,9 +143,16 @@ class Stage:
             raise RehearsalError(f"no rank of the job runs on {', '.join(nodes)}")
         return pids
 
+    def writers(self, node: str) -> list[int]:
+        """Return the pids of the job's checkpoint writers on a node; raise RehearsalError if there are none."""
+        pids = [pid for pid in self.cluster.processes(node=node, job=self.job_id) if is_writer(pid)]
+        if not pids:
+            raise RehearsalError(f"no checkpoint writer of the job runs on {node}")
+        return pids
+
     @contextlib.contextmanager
     def frozen(self, pids: Sequence[int]) -> Iterator[None]:
-        """Stop these ranks, as a hung file system would, for as long as the block runs."""
+        """Stop these processes, as a hung file system would, for as long as the block runs."""
         _signal_all(pids, signal.SIGSTOP)
         try:
             yield
@@ -174,6 +183,14 @@ def is_rank(pid: int) -> bool:
         return False  # it has ended meanwhile
     names = {entry.split(b"=", 1)[0] for entry in environ}
     return {b"RANK", b"LOCAL_RANK", b"TORCHELASTIC_RUN_ID"} <= names
+
+
+def is_writer(pid: int) -> bool:
+    """Return whether a process writes checkpoints."""
+    try:
+        return b"pctool.checkpoint.writer" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def _signal_all(pids: Sequence[int], number: signal.Signals) -> None:

@@ -8,5 +8,6 @@ STORE = "PCTOOL_STORE"  # s3://bucket/prefix, unset without a mirror
 EVERY = "PCTOOL_EVERY"  # steps between checkpoints, unset: what the script says
 KEEP = "PCTOOL_KEEP"  # complete checkpoints kept, unset: all
 PAGE = "PCTOOL_PAGE"  # path of the shared page (launch -> ranks)
+WRITER = "PCTOOL_WRITER"  # abstract Unix socket of this node's checkpoint writers, unset: each rank starts its own
 IMDS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS's SDKs have it
 NOTICE_FILE = "PCTOOL_NOTICE_FILE"  # where root's watcher keeps its notice file, unset: /run/pctool/notice.json

@@ -31,7 +31,9 @@ EVENTS = {
     "resumed": "ranks restored a checkpoint: name, step, tier, seconds",
     "fresh": "ranks found no checkpoint and start at step 0",
     "first-step": "the first step of the attempt is done: step",
-    "committed": "a checkpoint is complete: name, step, bytes, seconds, tier (posix), parent, keep (how many are kept)",
+    "committed": "a checkpoint is complete: name, step, bytes, seconds, stall_s (while training waited), tier (posix), "
+    "parent, keep (how many are kept)",
+    "save-skipped": "a save that was due was left out: step, why",
     "commit-failed": "a checkpoint was not completed: name, step, error",
     "final-save-skipped": "the save at the stop would not fit: step, predicted_s, left_s",
     "rejected": "a checkpoint is there but damaged or incomplete: name, tier, why",

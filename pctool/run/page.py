@@ -15,7 +15,7 @@ from pathlib import Path
 
 SIZE = mmap.PAGESIZE
 _STOP, _GO, _OUTCOME = 0, 1, 2  # bytes
-_DEADLINE, _STEP, _STEP_TIME, _COMMITTED, _FIRST, _SAVING = 8, 16, 24, 32, 40, 48  # 8-byte fields
+_DEADLINE, _STEP, _STEP_TIME, _COMMITTED, _FIRST, _SAVING, _WRITING = 8, 16, 24, 32, 40, 48, 56  # 8-byte fields
 _REASON, _REASON_LEN = 128, 256
 
 
@@ -101,6 +101,10 @@ class Page:
         """Publish that a save began at `when`, or ended (0)."""
         self._put_float(_SAVING, when)
 
+    def report_writing(self, when: float) -> None:
+        """Publish that the writers are at work on a save that began at `when`, or on none (0). Rank 0's writer does."""
+        self._put_float(_WRITING, when)
+
     def report_committed(self, step: int) -> None:
         """Publish the step of the newest complete checkpoint of this attempt."""
         self._put_int(_COMMITTED, step)
@@ -128,6 +132,11 @@ class Page:
     def saving_since(self) -> float:
         """Return when the save in progress began, 0 if none is."""
         return self._get_float(_SAVING)
+
+    @property
+    def writing_since(self) -> float:
+        """Return when the save began that the writers are at work on, 0 if they are on none (node 0)."""
+        return self._get_float(_WRITING)
 
     @property
     def committed(self) -> int:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint import rng
 from pctool.checkpoint import torch as engine
+from pctool.checkpoint.engine import Engine, Setup
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.lineage import newest_attempt
 from pctool.checkpoint.restore import Restorable, find_whole
@@ -75,22 +77,8 @@ class Run:
         self._loader_seeds: list[int] = []  # one a rank, the same over all attempts
         self._step_s = 0.0
         self._looped = False
-        self._saver = Saver(
-            state=engine.TrainState(
-                model=model, optimizers=_as_tuple(optimizer), scheduler=scheduler, extra=extra or {}
-            ),
-            identity=engine.Identity(
-                run=settings.run,
-                attempt=self.attempt,
-                topology=_topology(settings, self.group),
-                code=settings.code,
-                config=settings.config,
-            ),
-            group=self.group,
-            ledger=self.ledger,
-            page=self._report,
-            keep=settings.keep,
-        )
+        state = engine.TrainState(model=model, optimizers=_as_tuple(optimizer), scheduler=scheduler, extra=extra or {})
+        self._saver = self._open_saver(state)
         self._restore()
 
     @property
@@ -143,6 +131,36 @@ class Run:
         """
         self.metrics.log(step, values)
 
+    def _open_saver(self, state: engine.TrainState) -> Saver:
+        settings = self.settings
+        identity = engine.Identity(
+            run=settings.run,
+            attempt=self.attempt,
+            topology=_topology(settings, self.group),
+            code=settings.code,
+            config=settings.config,
+        )
+        setup = Setup(
+            identity=identity,
+            host=settings.master[0] if settings.master else "127.0.0.1",
+            writer=settings.writer,
+            keep=settings.keep,
+            page=settings.page if self.group.rank == 0 else None,
+        )
+        saver = Saver(
+            state=state,
+            identity=identity,
+            engine=Engine(setup, self.group, say=say),
+            group=self.group,
+            ledger=self.ledger,
+            page=self._report,
+        )
+        saver.engine.start()  # it takes a moment, and the first save need not wait for it
+        if torch.cuda.is_available():
+            for optimizer in state.optimizers:
+                optimizer.register_step_pre_hook(lambda *_: saver.before_update())
+        return saver
+
     def _batches(self, loader: Iterable[Any]) -> Iterator[tuple[Place, Any]]:
         seeds, rank = self._loader_seeds, self.group.rank
         mine = seeds[rank] if rank < len(seeds) else rng.draw_seed()
@@ -172,7 +190,7 @@ class Run:
 
     def _cost_of_save(self) -> float | None:
         # what a due save has just saved at the target costs nothing more
-        return 0.0 if self._saver.saved_step == self.step else self._saver.save_s
+        return 0.0 if self._saver.saved_step == self.step else self._saver.cost_s
 
     def _stop(self, decision: Decision) -> NoReturn:
         """End this rank at the agreed step, saved if that is possible: the exit code is 0 in any case."""
@@ -180,7 +198,7 @@ class Run:
         if self.group.rank == 0:
             self.ledger.append("stop-step", attempt=self.attempt, step=self.step)
             say(f"stopping at step {self.step}" + (f" without a save: {decision.why}" if decision.why else ""))
-        saved = self._saver.saved_step == self.step
+        saved = self._saver.saved(self.step, within_s=None if decision.save else decision.left_s)
         if not saved and decision.save:
             saved = self._saver.save_and_leave(self.step, self._position())
         elif not saved and self.group.rank == 0:
@@ -193,6 +211,7 @@ class Run:
                 why=decision.why,
             )
         self._tell(Outcome.STOPPED if saved else Outcome.STOPPED_UNSAVED)
+        self._saver.close()
         end_workers()  # a loader would give them five seconds each, and a notice has none to spare
         raise SystemExit(0)
 
@@ -201,13 +220,15 @@ class Run:
         if agreement is not None:
             agreement.at_end()
         self.metrics.flush()
-        if self._saver.saved_step != self.step and not self._saver.save_and_leave(self.step, self._position()):
+        step = self.step
+        if not self._saver.saved(step) and not self._saver.save_and_leave(step, self._position()):
             raise IncompleteError(
                 f"the end of the run (step {self.step}) could not be saved",
                 where=str(self.settings.run.checkpoints),
                 fix="the ledger says why; once that is mended, submit the job again: it goes on from the last save",
             )
         self._tell(Outcome.DONE)
+        self._saver.close()
 
     def _tell(self, outcome: Outcome) -> None:
         """Say how this node's ranks end. The other ranks of a node wait for the one that says it.
@@ -245,7 +266,8 @@ class Run:
 
     def _restore(self) -> None:
         began = time.time()
-        whole = find_whole(self.settings.run, self.settings.store, self.group, self.ledger, self.attempt)
+        settings = self.settings
+        whole = find_whole(settings.run, settings.store, self.group, self.ledger, self.attempt, self._load)
         if whole is not None:
             self._take_up(whole)
         if self.group.rank != 0:
@@ -261,16 +283,19 @@ class Run:
             )
             say(f"resumed from {point.name} ({point.tier}) at step {point.step}")
 
-    def _take_up(self, whole: Restorable) -> None:
-        folder = self.settings.run.checkpoints / whole.point.name
-        position = whole.manifest.position
-        if (self.sampler is None) != (position.get("sampler") is None):
+    def _load(self, folder: Path, manifest: mf.Manifest) -> tuple[engine.Loaded, frozenset[str]]:
+        if (self.sampler is None) != (manifest.position.get("sampler") is None):
             raise UsageError(
                 "the checkpoint was saved with a ResumableSampler and this script has none, or the other way round",
                 where=str(folder),
                 fix="keep the sampler of a run as it was, or start a new run directory",
             )
-        loaded = engine.load(self._saver.state, folder, self.group)
+        loaded = engine.load(self._saver.state, folder, manifest, self.group)
+        return loaded, loaded.verified
+
+    def _take_up(self, whole: Restorable[engine.Loaded]) -> None:
+        position, loaded = whole.manifest.position, whole.loaded
+        assert loaded is not None  # it was given a load
         if loaded.dealt and self.group.rank == 0:
             names, by = ", ".join(loaded.dealt), loaded.saved_by
             say(f"extra {names} was saved by {by} ranks, each its own: rank r goes on with what rank r % {by} had")

@@ -1,8 +1,7 @@
-"""Save, commit and prune for one rank, and remember what that costs."""
+"""The saves of one rank: what is complete, what each cost, and what launch is told of it."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -10,14 +9,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pctool.checkpoint import torch as engine
+from pctool.checkpoint.client import Result
+from pctool.checkpoint.engine import Engine
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.lineage import clear_unfinished, parents_of, prune, rejected
-from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
-from pctool.errors import FencedError, PctoolError
+from pctool.checkpoint.staging import Copied
+from pctool.checkpoint.stores import order
+from pctool.checkpoint.torch import Identity, TrainState
+from pctool.errors import FencedError, IncompleteError, PctoolError
 from pctool.run.layout import checkpoint_name
 from pctool.run.ledger import Ledger
 from pctool.run.page import Page
+
+_BUSY = "the save before it was still under way"
 
 
 def say(text: str) -> None:
@@ -45,111 +48,99 @@ class RankLedger(Ledger):
 class Saver:
     """The saves of one attempt, seen from one rank. `page` is None on all but the first rank of a node."""
 
-    state: engine.TrainState
-    identity: engine.Identity
+    state: TrainState
+    identity: Identity
+    engine: Engine
     group: Group
     ledger: RankLedger
     page: Page | None
-    keep: int | None
     parent: str | None = None  # the checkpoint trained on from
     saved_step: int | None = None  # the step of the newest one complete, here or by an earlier attempt
-    save_s: float | None = None  # seconds the last save took, None before the first
+    save_s: float | None = None  # seconds the last save took until it was complete, None before the first
+    copied: Copied | None = None  # on a device copies may go on for a while
+    _noted: str | None = None
 
-    def save(self, step: int, position: Mapping[str, Any]) -> bool:
-        """Save on every rank and go on together; return whether the checkpoint is complete.
+    def save(self, step: int, position: Mapping[str, Any]) -> None:
+        """Copy on every rank and go on together while it is written; a save before it is waited for.
 
         A failure on any rank fails it for all, is in the ledger, and training goes on. Raises FencedError.
         """
-        with self._timed():
+        with self._saving():
             try:
-                began = time.time()
-                written = engine.write(self.state, step, self.identity, self.group)
-                self.group.first(lambda: self._commit(written, position, began))
+                self._take_note(self.engine.settle())
+                started = self.engine.save(self.state, step, parent=self.parent, position=position)
             except FencedError:
                 raise
             except (PctoolError, OSError) as error:
-                return self._failed(step, error)
-        self._completed(written)
-        self._prune()
-        return True
+                self._failed(step, error)
+                return
+        if started is None and self.group.rank == 0:
+            self.ledger.append("save-skipped", attempt=self.identity.attempt, step=step, why=_BUSY)
+        self.copied = started.copied if started is not None else None
+        if not self.state.optimizers:
+            self.before_update()
+
+    def before_update(self) -> None:
+        """Have the device finish the copies before the optimizer changes what they read."""
+        copied, self.copied = self.copied, None
+        if copied is not None:
+            copied.before_update()
 
     def save_and_leave(self, step: int, position: Mapping[str, Any]) -> bool:
-        """Save on every rank; return once all data files are durable, on rank 0 once the checkpoint is complete.
-
-        So the other ranks may end while rank 0 commits. False if it failed here; never raises for that.
-        """
-        with self._timed():
+        """Save on every rank and return whether the checkpoint is complete. Never raises for a save that failed."""
+        with self._saving():
             try:
-                began = time.time()
-                written = engine.write(self.state, step, self.identity, self.group)
-                if self.group.rank == 0:
-                    self._commit(written, position, began)
+                self._take_note(self.engine.settle())
+                self.engine.save(self.state, step, parent=self.parent, position=position, wait=True)
+                self._take_note(self.engine.settle())
             except (PctoolError, OSError) as error:
-                return self._failed(step, error)
-        self._completed(written)
-        return True
+                self._failed(step, error)
+        return self.saved_step == step
 
-    def _commit(self, written: engine.Written, position: Mapping[str, Any], began: float) -> None:
-        manifest = engine.commit(written, self.identity, parent=self.parent, position=position)
-        if self.page is not None:
-            self.page.report_committed(written.step)
-        self.ledger.append(
-            "committed",
-            attempt=self.identity.attempt,
-            name=written.name,
-            step=written.step,
-            bytes=manifest.bytes,
-            seconds=round(time.time() - began, 3),
-            tier="posix",
-            parent=self.parent,
-            keep=self.keep,
-        )
-        say(f"step {written.step} saved as {written.name}")
+    def saved(self, step: int, *, within_s: float | None = None) -> bool:
+        """Wait for the save in flight; return whether `step` is saved, the same on every rank."""
+        with self._saving():
+            try:
+                self._take_note(self.engine.settle(within_s))
+            except FencedError as error:
+                say(str(error))
+            return not self.group.most([int(self.saved_step != step)])[0]
 
-    def _completed(self, written: engine.Written) -> None:
-        self.parent, self.saved_step = written.name, written.step
+    @property
+    def cost_s(self) -> float | None:
+        """Return what a save is likely to take from now on, the rest of one in flight included; None: unknown."""
+        if self.save_s is None:
+            return None
+        return self.save_s * (2 if self.engine.in_flight else 1)
 
-    def _failed(self, step: int, error: Exception) -> bool:
+    def close(self) -> None:
+        """Let the writer go. Every save has been waited for, or is not to be."""
+        self.engine.leave()
+
+    def _take_note(self, result: Result | None) -> None:
+        if result is None or result.name == self._noted:
+            return
+        self._noted = result.name
+        if result.ok:
+            self.parent, self.saved_step = result.name, order(result.name)[1]
+            self.save_s = result.seconds
+        elif self.group.rank == 0 and not result.told:
+            self._failed(order(result.name)[1], IncompleteError(result.why))
+
+    def _failed(self, step: int, error: Exception) -> None:
+        """Enter a save that came to nothing before the writers knew of it; what they know of, they enter."""
         if self.group.rank == 0:
             name = checkpoint_name(self.identity.attempt, step)
             self.ledger.append("commit-failed", attempt=self.identity.attempt, name=name, step=step, error=str(error))
             say(f"step {step} could not be saved: {error}")
-            self._clear(name)
-        return False
-
-    def _clear(self, name: str) -> None:
-        """Remove what a failed save left, so that one for want of room does not take the room of the next.
-
-        All ranks have ended their writing by then: each has told the others how it went.
-        """
-        store = PosixStore(self.identity.run.checkpoints)
-        try:
-            if store.manifest(name) is None:
-                store.remove(name)
-        except (OSError, StoreUnreadableError) as error:
-            say(f"what was written of {name} could not be removed: {error}")
-
-    def _prune(self) -> None:
-        if self.keep is None or self.group.rank != 0:
-            return
-        run, attempt = self.identity.run, self.identity.attempt
-        store = PosixStore(run.checkpoints)
-        try:
-            events = self.ledger.read()
-            removals = prune(run, store, attempt, self.keep, damaged=rejected(events), parents=parents_of(events))
-            for name in itertools.chain(removals, clear_unfinished(run, store, attempt, events)):
-                self.ledger.append("pruned", attempt=attempt, name=name, tier="posix")
-        except (OSError, StoreUnreadableError) as error:
-            say(f"old checkpoints could not be removed: {error}")  # they are in nobody's way yet
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.time()
+    def _saving(self) -> Iterator[None]:
+        """Tell launch, as long as the ranks themselves are needed for a save."""
         if self.page is not None:
-            self.page.report_saving(began)
+            self.page.report_saving(time.time())
         try:
             yield
         finally:
-            self.save_s = time.time() - began
             if self.page is not None:
                 self.page.report_saving(0.0)

@@ -24,6 +24,7 @@ class Settings:
     keep: int | None
     store: str | None
     page: str | None
+    writer: str | None
     local_rank: int
     world_size: int  # as the launcher says
     local_world_size: int
@@ -48,6 +49,7 @@ def resolve(
         keep=_positive("keep", _number(environ, env.KEEP, keep)),
         store=environ.get(env.STORE) or store or None,
         page=environ.get(env.PAGE) or None,
+        writer=environ.get(env.WRITER) or None,
         local_rank=_number(environ, "LOCAL_RANK", 0, least=0) or 0,
         world_size=_number(environ, "WORLD_SIZE", 1) or 1,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1) or 1,

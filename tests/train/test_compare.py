@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from checkpoint_harness import save  # noqa: E402
+
 from pctool.checkpoint import manifest as mf  # noqa: E402
 from pctool.checkpoint import torch as engine  # noqa: E402
 from pctool.checkpoint.compare import main  # noqa: E402
-from pctool.checkpoint.group import Group  # noqa: E402
 from pctool.run.layout import RunDir  # noqa: E402
 
 
@@ -20,14 +21,7 @@ from pctool.run.layout import RunDir  # noqa: E402
 def saved(tmp_path: Path) -> list[Path]:
     """Save one model twice."""
     run = RunDir(tmp_path / "run")
-    run.attempt(0).path.mkdir(parents=True)
-    run.checkpoints.mkdir()
-    state = engine.TrainState(model=torch.nn.Linear(2, 2))
-    identity = engine.Identity(run=run, attempt=0)
-    for step in (1, 2):
-        written = engine.write(state, step, identity, Group())
-        engine.commit(written, identity, parent=None, position={})
-    return [run.checkpoints / name for name in ("000000-00000001", "000000-00000002")]
+    return save(run, engine.TrainState(model=torch.nn.Linear(2, 2)), 1, 2)
 
 
 def compare(saved: list[Path]) -> int:

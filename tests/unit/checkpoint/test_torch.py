@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_harness import save as save_with_engine
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from pctool.checkpoint import own, rng
 from pctool.checkpoint import torch as engine
 from pctool.checkpoint.group import Group
+from pctool.checkpoint.manifest import read_manifest
+from pctool.checkpoint.reader import DamagedFileError, VerifiedReader
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import UsageError
 from pctool.run.layout import RunDir
@@ -34,14 +37,13 @@ class Part:
 
 def save(path: Path, **extra: Any) -> Path:
     """Save a checkpoint of step 1 and return its folder."""
-    identity = engine.Identity(run=RunDir(path), attempt=0)
-    written = engine.write(engine.TrainState(model=torch.nn.Linear(2, 2), extra=extra), 1, identity, Group())
-    engine.commit(written, identity, parent=None, position={})
-    return path / "checkpoints" / written.name
+    return save_with_engine(RunDir(path), engine.TrainState(model=torch.nn.Linear(2, 2), extra=extra), 1)[0]
 
 
 def load(folder: Path, **extra: Any) -> engine.Loaded:
-    return engine.load(engine.TrainState(model=torch.nn.Linear(2, 2), extra=extra), folder, Group())
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return engine.load(engine.TrainState(model=torch.nn.Linear(2, 2), extra=extra), folder, manifest, Group())
 
 
 def test_an_extra_comes_back_as_it_was_whatever_the_fresh_object_has(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_no_fault_of_the_model(
         raise OSError(code, "the disk says no", "/fsx/__0_0.distcp")
 
     folder = save(tmp_path, x=Part(1))
-    monkeypatch.setattr(FileSystemReader, where, broken)
+    monkeypatch.setattr(VerifiedReader, where, broken)
     with pytest.raises(StoreUnreadableError, match="the disk says no"):
         load(folder, x=Part(0))
 
@@ -114,7 +116,8 @@ def test_random_states_that_cannot_be_read_are_not_called_missing(
 ) -> None:
     folder = save(tmp_path)
     (folder / rng.file_name(0)).unlink()
-    assert load(folder).random is None
+    with pytest.raises(DamagedFileError, match="missing"):
+        load(folder)
     (folder / rng.file_name(0)).mkdir()
     with pytest.raises(StoreUnreadableError):
         load(folder)

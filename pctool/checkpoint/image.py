@@ -1,0 +1,112 @@
+"""The image of one rank's data file in host memory: where each entry's bytes lie in it.
+
+torch.distributed.checkpoint keeps each tensor as what torch.save writes: a zip archive of a few hundred bytes around
+the raw data. What is around depends on dtype and shape alone, so it is made once (with `skip_data`, which leaves the
+data out), and a save copies nothing but the tensors' bytes into their places. The archive's own CRC32 is then that of
+the empty archive; torch does not check it when it reads, and MANIFEST's CRC64-NVME covers every byte.
+
+What has no fixed form (numbers, strings, sparse tensors) is serialised at each save and lies behind the tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.serialization import skip_data
+
+_BLOB_ALIGNMENT = 64  # so that the data, at a multiple of 64 in its archive, is aligned for every dtype
+_RECORD = "data/0"
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """What torch.save puts before and behind the bytes of a tensor."""
+
+    head: bytes
+    tail: bytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one tensor in the image: `start` of its archive, `data` of its bytes, in bytes from the begin."""
+
+    index: MetadataIndex
+    start: int
+    data: int
+    bytes: int
+    length: int  # of the whole archive
+
+
+@dataclass(frozen=True)
+class Image:
+    """The layout of one rank's file. `loose` entries follow behind `fixed` bytes in this order."""
+
+    slots: tuple[Slot, ...]
+    loose: tuple[MetadataIndex, ...]
+    fixed: int
+
+    def places(self, file: str, lengths: Sequence[int]) -> list[tuple[MetadataIndex, _StorageInfo]]:
+        """Return where each entry lies in `file`, as DCP's index has it; `lengths` are those of the loose entries."""
+        found = [(slot.index, _StorageInfo(file, slot.start, slot.length)) for slot in self.slots]
+        at = self.fixed
+        for index, length in zip(self.loose, lengths, strict=True):
+            found.append((index, _StorageInfo(file, at, length)))
+            at += length
+        return found
+
+
+@lru_cache(maxsize=4096)
+def wrapping(dtype: torch.dtype, shape: tuple[int, ...]) -> Wrapping:
+    """Return what torch.save writes around a contiguous tensor's bytes."""
+    archive = io.BytesIO()
+    with skip_data(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        torch.save(torch.empty(shape, dtype=dtype), archive)
+    whole, size = archive.getvalue(), math.prod(shape) * dtype.itemsize
+    archive_reader: Any = torch._C.PyTorchFileReader(io.BytesIO(whole))
+    start = int(archive_reader.get_record_offset(_RECORD))
+    return Wrapping(whole[:start], whole[start + size :])
+
+
+def lay_out(items: Iterable[WriteItem], tensors: Iterable[Any]) -> Image:
+    """Return the layout of a file that holds the items of a save plan; `tensors` are their values, in order."""
+    slots: list[Slot] = []
+    loose: list[MetadataIndex] = []
+    at = 0
+    for item, value in zip(items, tensors, strict=True):
+        if item.type == WriteItemType.BYTE_IO or not has_fixed_form(value):
+            loose.append(item.index)
+            continue
+        around, size = wrapping(value.dtype, tuple(value.shape)), value.numel() * value.element_size()
+        length = len(around.head) + size + len(around.tail)
+        slots.append(Slot(item.index, at, at + len(around.head), size, length))
+        at += -(-length // _BLOB_ALIGNMENT) * _BLOB_ALIGNMENT
+    return Image(tuple(slots), tuple(loose), at)
+
+
+def has_fixed_form(value: Any) -> bool:
+    """Return whether torch.save of a tensor is the same few bytes around its data each time."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not value.is_quantized
+        and not (value.is_conj() or value.is_neg())
+        and type(value) in {torch.Tensor, torch.nn.Parameter}
+    )
+
+
+def serialise(value: Any) -> bytes:
+    """Return what torch.save writes of a value; a tensor's storage is cut to what it shows of it."""
+    buffer = io.BytesIO()
+    torch.save(value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value, buffer)
+    return buffer.getvalue()
