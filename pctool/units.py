@@ -1,4 +1,4 @@
-"""Slurm's notations for time, memory and signals, and how sizes and durations are printed."""
+"""Slurm's notations for time, memory and signals, durations with units, and how sizes and durations are printed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pctool.errors import UsageError
 _TIME_FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]"
 _MEMORY = re.compile(r"([0-9]+)([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]+)", re.IGNORECASE | re.ASCII)
+_SECONDS_PER_UNIT = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION_RANGE_S = (0.001, 100 * 365 * 86400)  # beyond it lies a slip of the keyboard
 
 
 def parse_time(text: str) -> int | None:
@@ -44,6 +47,24 @@ def format_time(seconds: int) -> str:
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds for a duration with units, such as 90s, 10min, 1h30min, 7d; raise UsageError for another text.
+
+    Not Slurm's notation, in which 90 is minutes: without a unit nothing is taken. Nor is a bare `m`, since 6m of
+    keeping would be six months to one and six minutes to another.
+    """
+    parts = [(float(number), unit.lower()) for number, unit in _DURATION.findall(text)]
+    known = all(unit in _SECONDS_PER_UNIT for _, unit in parts)
+    if not parts or not known or _DURATION.sub("", text).strip():
+        why = ": m could be minutes or months" if any(unit == "m" for _, unit in parts) else ""
+        raise UsageError(f"{text!r} is not a duration{why}", fix="write it as in 90s, 10min, 1h30min or 7d")
+    seconds = sum(number * _SECONDS_PER_UNIT[unit] for number, unit in parts)
+    least, most = _DURATION_RANGE_S
+    if not least <= seconds <= most:
+        raise UsageError(f"{text!r} is too {'short' if seconds < least else 'long'}", fix="write it as in 90s or 7d")
+    return seconds
 
 
 def parse_memory_mib(text: str) -> int:

@@ -66,6 +66,35 @@ def test_any_text_is_a_time_or_a_usage_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("90 s", 90),
+        ("10min", 600),
+        ("1h30min", 5400),
+        ("1h 30min 5s", 5405),
+        ("0.5h", 1800),
+        ("7d", 7 * 86400),
+        ("2W", 14 * 86400),
+        ("15sec", 15),
+    ],
+)
+def test_reads_durations(text: str, seconds: float) -> None:
+    assert units.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "90", "s", "10m", "6M", "1y", "-5s", "5s,", "1:30", "1h30", "1e3s", "٣s", "0s", "5000w 5000w", "5 min x"],
+)
+def test_refuses_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        units.parse_duration(text)
+    assert repr(text) in caught.value.what
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
     ("text", "mib"),
     [
         ("1", 1),
