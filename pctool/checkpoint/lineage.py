@@ -9,7 +9,8 @@ where none is left that is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -17,12 +18,13 @@ from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.foreign import is_taken, of_another
 from pctool.checkpoint.manifest import Manifest, Verdict, judge
 from pctool.checkpoint.mark import marked
+from pctool.checkpoint.refs import referred, removing
+from pctool.checkpoint.retention import MIN_KEPT, Retention, as_retention
 from pctool.checkpoint.stores import Store, StoreUnreadableError, open_stores, order
 from pctool.errors import IncompleteError
 from pctool.run.layout import RunDir, parse_checkpoint_name
 from pctool.run.ledger import Event, Ledger
 
-MIN_KEPT = 2  # one may turn out to be damaged on the day it is needed
 _SHOWN = 3  # damaged checkpoints that a message names
 
 
@@ -277,36 +279,55 @@ def ancestors(
 
 
 def prune_plan(
-    complete: Sequence[Candidate], keep: int, parents: Mapping[str, str] = MappingProxyType({})
+    complete: Sequence[Candidate],
+    keep: int | Retention,
+    parents: Mapping[str, str] = MappingProxyType({}),
+    *,
+    now: float = 0.0,
+    held: Collection[str] = (),
 ) -> list[str]:
-    """Return the names that may be removed so that the `keep` newest of the current lineage stay (at least 2).
+    """Return the names that may be removed: of the current lineage, what no rule of `keep` keeps.
 
-    Other lineages are left alone until the current one has passed the greatest step of all of them.
+    A bare number keeps so many; never fewer than MIN_KEPT stay. Other lineages are left alone until the current one has
+    passed the greatest step of all of them; then only their age keeps them. What is `held` by other runs stays besides.
+    `now` is in seconds since the epoch.
     """
-    if not complete:
+    keep = as_retention(keep)
+    if not complete or not keep.removes:
         return []
     newest = max(complete, key=lambda candidate: (candidate.attempt, candidate.step))
     chain = ancestors(newest, complete, parents)
+    kept = keep.kept([(candidate.step, _saved_at(candidate)) for candidate in chain], now)
+    doomed = [candidate for place, candidate in enumerate(chain) if place not in kept]
     others = [candidate for candidate in complete if candidate not in chain]
-    passed = all(other.step < newest.step for other in others)
-    doomed = [*chain[max(keep, MIN_KEPT) :], *(others if passed and len(chain) >= MIN_KEPT else [])]
-    return sorted((candidate.name for candidate in doomed), key=order)
+    if len(chain) >= MIN_KEPT and all(other.step < newest.step for other in others):
+        doomed += [other for other in others if not keep.is_young(_saved_at(other), now)]
+    return sorted((candidate.name for candidate in doomed if candidate.name not in held), key=order)
+
+
+def _saved_at(candidate: Candidate) -> float:
+    return candidate.manifest.time if candidate.manifest else 0.0
 
 
 def prune(
     run: RunDir,
     store: Store,
     attempt: int,
-    keep: int,
+    keep: int | Retention,
     *,
     damaged: frozenset[str] = frozenset(),
     parents: Mapping[str, str] = MappingProxyType({}),
+    now: float | None = None,
 ) -> Iterator[str]:
     """Remove what `prune_plan` names from one tier, yielding each name once it is gone.
 
-    `damaged` ones are neither counted nor removed, and what is under way to S3 stays until it is there. The fence is
-    checked before each removal: raises FencedError.
+    `damaged` ones are neither counted nor removed, what is under way to S3 stays until it is there, and what other runs
+    refer to stays on both tiers. The fence is checked before each removal: raises FencedError; StoreUnreadableError
+    where the tier, or who refers to it, cannot be read.
     """
+    keep = as_retention(keep)
+    if not keep.removes:
+        return
     verdicts = {name: look(store, name) for name in store.names()}
     complete = [
         Candidate(name=name, attempt=order(name)[0], step=order(name)[1], verdicts={store.tier: verdict})
@@ -315,12 +336,16 @@ def prune(
     ]
     # a damaged one still says what it came from, else those before it would pass for another lineage
     said = {name: verdict.manifest.parent or "" for name, verdict in verdicts.items() if verdict.manifest}
-    for name in prune_plan(complete, keep, {**parents, **said}):
+    at = time.time() if now is None else now
+    for name in prune_plan(complete, keep, {**parents, **said}, now=at, held=referred(run)):
         if store.tier == "posix" and name == marked(run, attempt):
             continue
         check_fence(run, attempt)
-        store.remove(name)
-        yield name
+        with removing(run, name) as may:
+            if may:
+                store.remove(name)
+        if may:
+            yield name
 
 
 def clear_unfinished(run: RunDir, store: Store, attempt: int, events: Iterable[Event]) -> Iterator[str]:

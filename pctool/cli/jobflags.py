@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Any
 from pctool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pctool.spec.cluster import ClusterView
     from pctool.spec.job import JobSpec
 
-_FLAGS: tuple[tuple[tuple[str, ...], str, str, type, str], ...] = (
+
+def _every(text: str) -> int | str:
+    from pctool.job.load import steps_or_time
+
+    return steps_or_time(text)
+
+
+_FLAGS: tuple[tuple[tuple[str, ...], str, str, Callable[[str], Any], str], ...] = (
     (("-J", "--job-name"), "name", "NAME", str, "name of the job (default: the script's name)"),
     (("-N", "--nodes"), "nodes", "N", int, "number of nodes"),
     (("-p", "--partition"), "partition", "QUEUE", str, "partition, i.e. ParallelCluster queue"),
@@ -37,8 +44,10 @@ _FLAGS: tuple[tuple[tuple[str, ...], str, str, type, str], ...] = (
     (("--signal",), "signal", "B:SIG@S", str, "signal to the batch script S seconds before the time limit"),
     (("--run-dir",), "run_dir", "DIR", str, "run directory on the shared file system (default: runs/NAME)"),
     (("--store",), "checkpoint_store", "S3URL", str, "where checkpoints are mirrored, as in s3://bucket/prefix"),
-    (("--every",), "checkpoint_every", "STEPS", int, "steps between checkpoints (default: what the script says)"),
-    (("--keep",), "checkpoint_keep", "N", int, "complete checkpoints kept (default: all)"),
+    (("--every",), "checkpoint_every", "N|TIME|auto", _every, "steps or time (10min) between checkpoints, or auto"),
+    (("--keep",), "checkpoint_keep", "N", int, "newest complete checkpoints kept (default: all)"),
+    (("--keep-for",), "checkpoint_keep_for", "AGE", str, "how long each checkpoint is kept, as in 7d"),
+    (("--keep-every",), "checkpoint_keep_every", "STEPS", int, "the first in each so many steps is kept for good"),
     (("--max-stalled",), "max_stalled", "N", int, "attempts without a new checkpoint before the job is held"),
     (("--stop-signal",), "stop_signal", "SIG", str, "for a script that cannot be changed: signal its ranks to stop"),
     (("--srun-wait",), "wait", "S", int, "srun --wait: seconds from the first task's end until the rest is killed"),

@@ -8,7 +8,10 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+from pctool.checkpoint.interval import parse_every
+from pctool.checkpoint.retention import parse_keep_for
 from pctool.errors import PctoolError, UsageError
 from pctool.job.array import parse_array
 from pctool.job.keys import key_of
@@ -23,8 +26,8 @@ _AT_LEAST: Mapping[str, int] = {
     "cpus_per_task": 1,
     "wait": 1,  # srun takes 0 for "without an end"
     "max_stalled": 1,
-    "checkpoint_every": 1,
     "checkpoint_keep": 1,
+    "checkpoint_keep_every": 1,
 }
 _LAUNCHERS = {"torchrun": "pctool starts torchrun itself", "srun": "the batch script calls srun itself"}
 _NOT_CATCHABLE = ("KILL", "STOP")
@@ -46,16 +49,18 @@ def check_spec(spec: JobSpec, *, where: str | None = None) -> JobSpec:
     return spec
 
 
-def _notations(spec: JobSpec) -> Iterable[tuple[Callable[[str], object], str | None]]:
+def _notations(spec: JobSpec) -> Iterable[tuple[Callable[[Any], object], object]]:
     yield parse_time, spec.time
     yield parse_memory_mib, spec.mem
     yield _catchable_signal, spec.signal
     yield _signal_name, spec.stop_signal
     yield parse_array, spec.array
     yield _store, spec.checkpoint_store
+    yield parse_every, spec.checkpoint_every
+    yield parse_keep_for, spec.checkpoint_keep_for
 
 
-def _placed(check: Callable[[str], object], value: str | None, where: str | None) -> None:
+def _placed(check: Callable[[Any], object], value: object, where: str | None) -> None:
     if value is None:
         return
     try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TEXT, WHOLE, SWITCH, WORDS, SLURM_VALUE = "text", "whole number", "true or false", "list of words", "text or number"
+STEPS_OR_TIME = 'number of steps, a time, or "auto"'
 
 CHECKPOINT = "checkpoint"
 ENVIRONMENT = "environment"
@@ -49,8 +50,10 @@ JOB_KEYS: Mapping[str, Key] = {
 
 CHECKPOINT_KEYS: Mapping[str, Key] = {
     "store": Key("checkpoint_store", TEXT),
-    "every": Key("checkpoint_every", WHOLE),
+    "every": Key("checkpoint_every", STEPS_OR_TIME),
     "keep": Key("checkpoint_keep", WHOLE),
+    "keep-for": Key("checkpoint_keep_for", TEXT),
+    "keep-every": Key("checkpoint_keep_every", WHOLE),
 }
 
 HETEROGENEOUS = ("hetjob", "packjob", "het-group", "pack-group")

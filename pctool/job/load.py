@@ -26,6 +26,7 @@ from pctool.job.keys import (
     HETEROGENEOUS,
     JOB_KEYS,
     SLURM_VALUE,
+    STEPS_OR_TIME,
     SWITCH,
     TEXT,
     WHOLE,
@@ -167,6 +168,7 @@ _EXAMPLES = {
     SWITCH: "true",
     WORDS: '["train.py", "--lr", "3e-4"]',
     SLURM_VALUE: '"text in quotes"',
+    STEPS_OR_TIME: '100, "10min" or "auto"',
 }
 
 
@@ -203,7 +205,15 @@ def _convert(value: object, kind: str) -> Any:
         return _words(value)
     if kind == SLURM_VALUE and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if kind == STEPS_OR_TIME and isinstance(value, int | str) and not isinstance(value, bool):
+        return steps_or_time(value)
     return value if isinstance(value, str) else None
+
+
+def steps_or_time(value: int | str) -> int | str:
+    """Return a number of steps as the number it is, also where it was written as text; all else as written."""
+    text = str(value).strip()
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
 
 
 def _words(value: object) -> tuple[str, ...] | None:

@@ -136,6 +136,8 @@ def _warnings(spec: JobSpec, queue: QueueView | None) -> Iterator[str]:
         yield "neither cpus-per-task nor exclusive is set: Slurm gives the job one CPU a node"
     if spec.checkpoint_keep == 1:
         yield "checkpoint.keep = 1: two complete checkpoints are kept all the same, one could turn out damaged"
+    if spec.checkpoint_keep_every and not (spec.checkpoint_keep or spec.checkpoint_keep_for):
+        yield "checkpoint.keep-every alone removes nothing: set keep or keep-for, which say that the rest may go"
 
 
 def _shared_warnings(spec: JobSpec) -> Iterator[str]:

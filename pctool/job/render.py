@@ -98,6 +98,8 @@ def _exports(spec: JobSpec) -> dict[str, str]:
         env.STORE: spec.checkpoint_store,
         env.EVERY: spec.checkpoint_every,
         env.KEEP: spec.checkpoint_keep,
+        env.KEEP_FOR: spec.checkpoint_keep_for,
+        env.KEEP_EVERY: spec.checkpoint_keep_every,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -40,8 +40,10 @@ class JobSpec:
     stop_signal: str | None = None  # passed to the rank processes of a script that cannot be changed, e.g. USR1
     max_stalled: int = 3  # attempts in a row without a new complete checkpoint before the job is held
     checkpoint_store: str | None = None  # s3://bucket/prefix that mirrors the run directory's checkpoints
-    checkpoint_every: int | None = None  # steps between checkpoints; None: what the script says
+    checkpoint_every: int | str | None = None  # steps, a time ("10min") or "auto"; None: what the script says
     checkpoint_keep: int | None = None  # newest complete ones kept; None: all
+    checkpoint_keep_for: str | None = None  # how long each is kept ("7d"); None: no matter how old
+    checkpoint_keep_every: int | None = None  # the first in each so many steps is kept for good; None: none
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property

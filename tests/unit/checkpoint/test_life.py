@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,8 +24,10 @@ from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.lineage import find_resume, prune, rejected
 from pctool.checkpoint.mirror import Mirror
+from pctool.checkpoint.refs import refer
+from pctool.checkpoint.retention import MIN_KEPT, Retention
 from pctool.checkpoint.stores import PosixStore, Store
-from pctool.errors import FencedError
+from pctool.errors import FencedError, IncompleteError, NotFoundError
 from pctool.run.layout import RunDir, checkpoint_name
 from pctool.run.ledger import Ledger
 
@@ -80,6 +82,9 @@ class Life(RuleBasedStateMachine):
         self.parent: str | None = None
         self.promised: list[str] = []  # complete, as somebody was told; the order they became so
         self.harmed: set[str] = set()
+        self.held: set[str] = set()  # another run refers to them
+        self.other = RunDir(self.root / "other")
+        self.other.path.mkdir()
         self.claim()
 
     def teardown(self) -> None:
@@ -130,7 +135,7 @@ class Life(RuleBasedStateMachine):
             check_fence(self.run, attempt)
             entries = {file: mf.describe_file(folder / file) for file in FILES}
             manifest = mf.Manifest(
-                run="run", attempt=attempt, step=step, parent=self.parent, world_size=1, files=entries
+                run="run", attempt=attempt, step=step, parent=self.parent, world_size=1, files=entries, time=1.0
             )
             self.local.publish(name, mf.encode(manifest))
             self.promised.append(name)
@@ -154,14 +159,24 @@ class Life(RuleBasedStateMachine):
             return
         raise AssertionError("an older attempt has published a checkpoint")
 
-    @rule(keep=st.integers(1, 4), crash=CRASH)
-    def prune(self, keep: int, crash: int | None) -> None:
+    @precondition(lambda self: self.promised)
+    @rule(data=st.data(), crash=CRASH)
+    def another_run_refers(self, data: st.DataObject, crash: int | None) -> None:
+        name = data.draw(st.sampled_from(self.promised))
+        with crashing(crash), suppress(NotFoundError, IncompleteError):
+            refer(self.run, name, self.other)
+            self.held.add(name)
+
+    @rule(keep=st.integers(1, 4) | st.builds(Retention, keep_for_s=st.just(1.0), keep_every=st.just(20)), crash=CRASH)
+    def prune(self, keep: int | Retention, crash: int | None) -> None:
         before = self.whole()
         with crashing(crash):
             damaged = rejected(self.ledger.read())
             for name in prune(self.run, self.local, self.attempt, keep, damaged=damaged):
                 self.ledger.append("pruned", attempt=self.attempt, name=name)
-        assert self.whole() >= min(before, max(keep, 2)), "too many were removed"
+        least = max(keep, MIN_KEPT) if isinstance(keep, int) else MIN_KEPT
+        assert self.whole() >= min(before, least), "too many were removed"
+        assert all((self.run.checkpoints / name / mf.NAME).exists() for name in self.held), "another run needs it"
         self.promised = [name for name in self.promised if (self.run.checkpoints / name / mf.NAME).exists()]
         if crash is not None:
             self.claim()

@@ -104,6 +104,8 @@ def test_numbers_are_taken_where_slurm_has_them(folder: Path) -> None:
         ('zzz = "x"', "unknown key 'zzz'", "use one of: account"),
         ('nodes = "4"', "nodes takes a whole number, not text", "nodes = 4"),
         ("nodes = true", "nodes takes a whole number, not true or false", "nodes = 4"),
+        ("checkpoint.every = 1.5", 'checkpoint.every takes a number of steps, a time, or "auto"', '100, "10min"'),
+        ("checkpoint.every = 00:10:00", "not a TOML time or date", '100, "10min" or "auto"'),
         ("requeue = 1", "requeue takes a true or false, not a number", "requeue = true"),
         ("time = 01:00:00", "time takes a text or number, not a TOML time or date", 'time = "text in quotes"'),
         ("checkpoint = 5", "'checkpoint' is a table", "write [checkpoint]"),
@@ -152,6 +154,10 @@ def test_unknown_keys_of_a_table_name_the_line(folder: Path, text: str, line: in
         ('run-dir = "runs/%j"', "holds '%'"),
         ('[checkpoint]\nstore = "/fsx/x"', "not a place in S3"),
         ("[checkpoint]\nevery = 0", "checkpoint.every is 0"),
+        ('[checkpoint]\nevery = "10m"', "m could be minutes or months"),
+        ('[checkpoint]\nevery = "often"', "checkpoint.every: 'often' is not a duration"),
+        ('[checkpoint]\nkeep-for = "7"', "checkpoint.keep-for: '7' is not a duration"),
+        ("[checkpoint]\nkeep-every = 0", "checkpoint.keep-every is 0"),
         ('[environment]\n"A-B" = "1"', "'A-B' is not a variable's name"),
         ('[environment]\nPCTOOL_RUN_DIR = "1"', "PCTOOL_RUN_DIR is set by pctool"),
     ],
@@ -178,6 +184,25 @@ def test_bad_commands_are_refused(folder: Path, command: str, what: str) -> None
     assert what in refused(folder, f"command = {command}\n").what
 
 
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [("100", 100), ('"100"', 100), ('"300s"', "300s"), ('"10min"', "10min"), ('"auto"', "auto")],
+)
+def test_every_is_steps_or_a_time(folder: Path, text: str, every: int | str) -> None:
+    spec = load_job(write(folder, f'command = ["train.py"]\n[checkpoint]\nevery = {text}\nkeep-for = "7d"\n'))
+    assert (spec.checkpoint_every, spec.checkpoint_keep_for) == (every, "7d")
+
+
+def test_a_misspelt_auto_is_recognised(folder: Path) -> None:
+    error = refused(folder, 'command = ["train.py"]\n[checkpoint]\nevery = "atuo"')
+    assert error.fix == 'did you mean "auto"?'
+
+
+def test_an_underscore_in_a_key_is_recognised(folder: Path) -> None:
+    error = refused(folder, 'command = ["train.py"]\n[checkpoint]\nkeep_for = "7d"')
+    assert (error.what, error.fix) == ("unknown key 'checkpoint.keep_for'", "did you mean 'keep-for'?")
+
+
 def test_a_missing_job_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the job file"):
         load_job(tmp_path / "none.toml")
@@ -195,7 +220,9 @@ specs = st.builds(
     nodes=st.integers(1, 100),
     requeue=st.booleans(),
     time=st.sampled_from([None, "30", "1-00:00:00"]),
-    checkpoint_every=st.none() | st.integers(1, 9),
+    checkpoint_every=st.none() | st.integers(1, 9) | st.sampled_from(["300s", "10min", "auto"]),
+    checkpoint_keep_for=st.sampled_from([None, "7d"]),
+    checkpoint_keep_every=st.none() | st.integers(1, 10**5),
     environment=st.dictionaries(names, words, max_size=3),
 )
 

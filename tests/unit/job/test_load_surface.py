@@ -17,14 +17,14 @@ DOCS = Path(__file__).parents[3] / "docs" / "jobs.md"
 FIELDS = """
 name command run_dir nodes gpus_per_node ranks_per_node cpus_per_task mem partition time output requeue signal
 constraint account qos exclusive array dependency chdir python template wait stop_signal max_stalled checkpoint_store
-checkpoint_every checkpoint_keep environment
+checkpoint_every checkpoint_keep checkpoint_keep_for checkpoint_keep_every environment
 """
 
 JOB_FLAGS = """
 -J --job-name -N --nodes -p --partition -t --time --gpus-per-node --ranks-per-node -c --cpus-per-task --mem
 -C --constraint -A --account -q --qos -a --array -d --dependency -D --chdir -o --output --signal --run-dir
---store --every --keep --max-stalled --stop-signal --srun-wait --python --template --requeue --no-requeue
---exclusive --env --het-group --cluster -h --help
+--store --every --keep --keep-for --keep-every --max-stalled --stop-signal --srun-wait --python --template
+--requeue --no-requeue --exclusive --env --het-group --cluster -h --help
 """
 
 

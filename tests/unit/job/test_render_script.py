@@ -45,6 +45,8 @@ FULL = JobSpec(
     checkpoint_store="s3://bucket/pre fix",
     checkpoint_every=100,
     checkpoint_keep=3,
+    checkpoint_keep_for="7d",
+    checkpoint_keep_every=10000,
     environment={"NCCL_DEBUG": "INFO", "GREETING": "a 'b' $C"},
 )
 SPECS = {"small": SMALL, "full": FULL}
