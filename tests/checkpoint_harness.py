@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pctool.checkpoint.engine import Engine, Setup, Stateful
+from pctool.checkpoint.engine import Engine, Setup
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.torch import Identity
+from pctool.checkpoint.torch import Identity, State
 from pctool.run.layout import RunDir
 
 
 def save(
     run: RunDir,
-    state: Stateful,
+    state: State,
     *steps: int,
     attempt: int = 0,
     parent: str | None = None,

@@ -48,11 +48,15 @@ class WriterClient:
     flight has failed, and `connect` makes a new one.
     """
 
-    def __init__(self, address: str | None, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, address: str | None, *, say: Callable[[str], None], on_commit: Callable[[], None] = lambda: None
+    ) -> None:
         self._address = address
         self._say = say
+        self._on_commit = on_commit
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
         self._answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._verdict = threading.Condition()
         self._results: dict[str, Result] = {}
@@ -70,7 +74,8 @@ class WriterClient:
             raise WriterLostError(f"the checkpoint writer cannot be started: {error}") from error
         self._sock, self.alive, self.joined = sock, True, False
         self._answers = queue.SimpleQueue()
-        threading.Thread(target=self._listen, args=(sock, self._answers), name="writer", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(sock, self._answers), name="writer", daemon=True)
+        self._listener.start()
 
     def coordinate(self, **fields: Any) -> tuple[str, int]:
         """Have this writer coordinate the gang's; return its address."""
@@ -97,13 +102,16 @@ class WriterClient:
         size: int,
         small: Mapping[str, bytes],
         order: Mapping[str, Any] | None,
+        need: tuple[int, int] | None = None,
     ) -> None:
         """Order that the first `size` bytes of the shared memory become `file`, and that `small` files are written.
 
-        The memory belongs to the writer until `wait` has returned.
+        `need` are the bytes and the files of the whole checkpoint, which rank 0's writer looks for room for. The memory
+        belongs to the writer until `wait` has returned.
         """
         fields = {"op": "save", "name": name, "folder": str(folder), "file": file, "size": size, "small": list(small)}
-        self._order(name, {**fields, **({"order": order} if order else {})}, list(small.values()))
+        fields |= ({"order": order} if order else {}) | ({"need": need} if need else {})
+        self._order(name, fields, list(small.values()))
 
     def abort(self, name: str, why: str, *, order: Mapping[str, Any] | None) -> None:
         """Say that this rank could not copy its state, so that nobody waits for it."""
@@ -131,7 +139,9 @@ class WriterClient:
         self.alive = self.joined = False
         if sock is not None:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the listener, which closes it
+                sock.shutdown(socket.SHUT_WR if wait else socket.SHUT_RDWR)
+            if wait and self._listener is not None:
+                self._listener.join(_END_S)  # what the writer says until its end is heard, and closes the socket
         process, self._process = self._process, None
         if process is not None and wait:
             with suppress(subprocess.TimeoutExpired):
@@ -211,6 +221,8 @@ class WriterClient:
 
     def _hear(self, frame: Frame, answers: queue.SimpleQueue[Frame | None]) -> None:
         fields = frame.fields
+        if frame.op == "committed":
+            self._on_commit()
         if frame.op == "say":
             self._say(str(fields["text"]))
         elif frame.op in {"committed", "failed"}:

@@ -23,6 +23,7 @@ from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.frames import BrokenFrameError, Frame, Receiver, send
 from pctool.checkpoint.lineage import clear_unfinished, parents_of, prune, rejected
+from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
 from pctool.errors import FencedError, IncompleteError, PctoolError
 from pctool.run.layout import RunDir, checkpoint_name
@@ -73,7 +74,7 @@ class Coordinator:
         world: int,
         server: socket.socket,
         token: str,
-        keep: int | None,
+        keep: Retention,
         page: Page | None,
         say: Callable[[str], None],
     ) -> None:
@@ -247,7 +248,7 @@ class Coordinator:
             stall_s=round(order.stall_s, 4),
             tier="posix",
             parent=order.fields.get("parent"),
-            keep=self.keep,
+            **self.keep.fields(),
         )
         self._say(f"step {order.step} saved as {order.name}")
         self._broadcast({"op": "committed", "name": order.name, "bytes": manifest.bytes, "seconds": seconds})
@@ -274,7 +275,7 @@ class Coordinator:
             self._say(f"what was written of {name} could not be removed: {error}")
 
     def _prune(self) -> None:
-        if self.keep is None:
+        if not self.keep.removes:
             return
         store = PosixStore(self.run.checkpoints)
         try:

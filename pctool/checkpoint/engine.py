@@ -14,34 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pctool.checkpoint import own as per_rank
 from pctool.checkpoint import rng
 from pctool.checkpoint.client import Result, WriterClient, WriterLostError
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.planning import Planner, Values
+from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.staging import Copied, Staging
-from pctool.checkpoint.torch import METADATA, Identity, quiet
+from pctool.checkpoint.torch import METADATA, Identity, State, quiet
 from pctool.errors import FencedError, IncompleteError
 from pctool.run.layout import checkpoint_name
 
 _FAILED, _PLAN, _LENGTHS, _WRITER, _BUSY = range(5)  # places in what the ranks agree on at each save
 _FLAGS = 5
-
-
-class Stateful(Protocol):
-    """What is saved: `TrainState`, or anything with these two."""
-
-    def collect(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Return what is one value over all ranks, and what is this rank's own (pickled, by name)."""
-
-    @property
-    def has_own(self) -> bool:
-        """Return whether the latter may hold anything, on any rank."""
-
-    def late_pointers(self) -> frozenset[int]:
-        """Return the data pointers of the tensors that nothing changes before the optimizer's next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +38,7 @@ class Setup:
     identity: Identity
     host: str = "127.0.0.1"  # where the coordinator listens: rank 0's address that other nodes reach
     writer: str | None = None
-    keep: int | None = None
+    keep: Retention = field(default_factory=Retention)
     page: str | None = None  # launch's page on node 0
     busy: Literal["wait", "skip"] = "wait"
 
@@ -70,11 +57,19 @@ class Started:
 class Engine:
     """The saves of one rank. Its methods meet all ranks, in the same order on each."""
 
-    def __init__(self, setup: Setup, group: Group, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        group: Group,
+        *,
+        say: Callable[[str], None],
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make an engine. `on_commit` is called in another thread once a checkpoint is complete."""
         self._setup, self._group, self._say = setup, group, say
         self._planner = Planner(group)
         self._staging = Staging()
-        self._client = WriterClient(setup.writer, say=say)
+        self._client = WriterClient(setup.writer, say=say, on_commit=on_commit)
         self._sender: threading.Thread | None = None
         self._shared = -1  # the memory that the writer knows
         self._random = b""
@@ -88,7 +83,7 @@ class Engine:
             self._say(error.what)
 
     def save(
-        self, state: Stateful, step: int, *, parent: str | None, position: Mapping[str, Any], wait: bool = False
+        self, state: State, step: int, *, parent: str | None, position: Mapping[str, Any], wait: bool = False
     ) -> Started | None:
         """Copy the state and have it written; return as soon as it is copied, None where the save is skipped.
 
@@ -154,7 +149,7 @@ class Engine:
         self.settle()
         return False
 
-    def _take(self, state: Stateful) -> _Mine:
+    def _take(self, state: State) -> _Mine:
         """Take this rank's part of the state; what fails is told to all in the agreement that follows."""
         mine = _Mine()
         try:
@@ -225,11 +220,11 @@ class Engine:
             world=self._group.world,
             host=setup.host,
             token=token,
-            keep=setup.keep,
+            keep=setup.keep.fields(),
             page=setup.page,
         )
 
-    def _copy(self, values: Values, state: Stateful) -> Copied | str:
+    def _copy(self, values: Values, state: State) -> Copied | str:
         """Copy into the host memory; return why not where that fails, since the other ranks have gone on."""
         try:
             image, staging = self._planner.image, self._staging
@@ -265,13 +260,16 @@ class Engine:
             small[METADATA] = self._planner.index
         folder = self._setup.identity.run.checkpoints / name
         size = self._staging.size
+        # as much as last time; before there was one, as if all ranks had as much as this one
+        total = self.last.bytes if self.last is not None and self.last.ok else size * self._group.world
+        need = (total, 2 * self._group.world + 2) if order is not None else None
 
         def send() -> None:
             if isinstance(copied, str):
                 self._client.abort(name, copied, order=order)
                 return
             copied.wait()
-            self._client.save(name, folder, file=self._file, size=size, small=small, order=order)
+            self._client.save(name, folder, file=self._file, size=size, small=small, order=order, need=need)
 
         if isinstance(copied, Copied) and copied.on_device:
             self._sender = threading.Thread(target=send, name="copied", daemon=True)

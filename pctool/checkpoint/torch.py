@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -34,7 +34,35 @@ from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import UsageError
 from pctool.run.layout import RunDir
 
-__all__ = ["METADATA", "Identity", "Loaded", "TrainState", "load", "quiet"]
+__all__ = ["METADATA", "Identity", "Loaded", "State", "TrainState", "load", "quiet"]
+
+
+class State(Protocol):
+    """What is saved and loaded: `TrainState`, or `PlainState`."""
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """Return the objects whose state may be each rank's own, by name."""
+
+    @property
+    def has_own(self) -> bool:
+        """Return whether anything may be each rank's own."""
+
+    @property
+    def updates(self) -> bool:
+        """Return whether it is said when the weights are about to change (`Saver.before_update`)."""
+
+    def collect(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return what is one value over all ranks, and what is this rank's own (pickled, by name)."""
+
+    def late_pointers(self) -> frozenset[int]:
+        """Return the data pointers of the tensors that nothing changes before the optimizer's next step."""
+
+    def template(self, own: Collection[str]) -> dict[str, Any]:
+        """Return what is to be loaded into: all but the `own` ones, which need nothing to come back."""
+
+    def apply(self, state: dict[str, Any]) -> None:
+        """Put a loaded dictionary back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +104,11 @@ class TrainState:
     def has_own(self) -> bool:
         """Return whether anything may be each rank's own."""
         return bool(self.extra)
+
+    @property
+    def updates(self) -> bool:
+        """Return whether an optimizer says when it changes the weights."""
+        return bool(self.optimizers)
 
     def late_pointers(self) -> frozenset[int]:
         """Return the data pointers of what only the optimizer's step changes: its parameters and its state."""
@@ -141,7 +174,7 @@ class Loaded:
     verified: frozenset[str] = frozenset()  # the files of which this rank has proven every byte
 
 
-def load(state: TrainState, folder: Path, manifest: mf.Manifest, group: Group) -> Loaded:
+def load(state: State, folder: Path, manifest: mf.Manifest, group: Group) -> Loaded:
     """Load a checkpoint into the model and the rest, on every rank, every byte that is used proven.
 
     Another number of ranks than it was saved by is fine. Raises on every rank: DamagedFileError if a file is not what
@@ -234,7 +267,7 @@ def _is_sharded(value: Any) -> bool:
     return isinstance(value, DTensor)
 
 
-def _entries_of(reader: VerifiedReader, state: TrainState) -> list[str]:
+def _entries_of(reader: VerifiedReader, state: State) -> list[str]:
     """Return the names in a checkpoint of all that belongs to `extra`."""
     prefixes = (per_rank.PREFIX, *(f"{name}." for name in state.extra))
     return [key for key in reader.read_metadata().state_dict_metadata if key.startswith(prefixes)]

@@ -28,7 +28,10 @@ from typing import Any
 from pctool.checkpoint.coordinator import Coordinator, Order, keep_alive
 from pctool.checkpoint.frames import BrokenFrameError, Frame, Receiver, send
 from pctool.checkpoint.manifest import FileEntry
+from pctool.checkpoint.retention import Retention
+from pctool.checkpoint.space import RoomCheck
 from pctool.checkpoint.writing import write_bytes, write_region
+from pctool.errors import IncompleteError, PctoolError
 from pctool.run.layout import RunDir, fsync_dir
 from pctool.run.page import Page
 
@@ -46,6 +49,8 @@ class Writer:
         self._memory: mmap.mmap | None = None
         self._coordinator: Coordinator | None = None
         self._link: socket.socket | None = None
+        self._room: RoomCheck | None = None
+        self._doubted = ""
 
     def serve(self) -> None:
         """Follow the rank's orders until it has gone; return when nothing is left to do."""
@@ -85,7 +90,7 @@ class Writer:
             world=fields["world"],
             server=_listen(fields["host"]),
             token=fields["token"],
-            keep=fields["keep"],
+            keep=Retention.from_fields(fields["keep"]),
             page=Page.open(fields["page"]) if fields["page"] else None,
             say=self._complain,
         )
@@ -135,13 +140,27 @@ class Writer:
         name = fields["name"]
         self._expect(fields)
         try:
+            self._check_room(fields)
             files = self._write(Path(fields["folder"]), fields, blobs)
-        except OSError as error:
+        except (OSError, PctoolError) as error:
             self._report({"op": "failed", "name": name, "why": str(error)})
             return
         entries = {file: asdict(entry) for file, entry in files.items()}
         self._tell({"op": "durable", "name": name, "seconds": time.monotonic() - began})
         self._report({"op": "written", "name": name, "files": entries})
+
+    def _check_room(self, fields: dict[str, Any]) -> None:
+        """Raise IncompleteError if the whole checkpoint cannot fit; rank 0's writer asks for all."""
+        if "need" not in fields:
+            return
+        if self._room is None:
+            self._room = RoomCheck(Path(fields["folder"]).parent)
+        room = self._room.check(*fields["need"])
+        if not room.fits:
+            raise IncompleteError(room.what, where=room.where, fix=room.fix)
+        if room.doubtful and room.what != self._doubted:
+            self._doubted = room.what
+            self._complain(str(room))
 
     def _expect(self, fields: dict[str, Any]) -> None:
         if self._coordinator is not None and "order" in fields:

@@ -32,7 +32,7 @@ EVENTS = {
     "fresh": "ranks found no checkpoint and start at step 0",
     "first-step": "the first step of the attempt is done: step",
     "committed": "a checkpoint is complete: name, step, bytes, seconds, stall_s (while training waited), tier (posix), "
-    "parent, keep (how many are kept)",
+    "parent, keep, keep_for, keep_every (what is kept)",
     "save-skipped": "a save that was due was left out: step, why",
     "commit-failed": "a checkpoint was not completed: name, step, error",
     "final-save-skipped": "the save at the stop would not fit: step, predicted_s, left_s",

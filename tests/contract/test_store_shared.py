@@ -12,7 +12,7 @@ from pctool.checkpoint.foreign import ForeignCheckpointError
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.lineage import find_resume
 from pctool.checkpoint.mirror import Mirror
-from pctool.checkpoint.restore import find_whole
+from pctool.checkpoint.restore import Restorable, find_whole
 from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import PosixStore, open_stores, store_key
 from pctool.job.array import task_run_dir
@@ -50,7 +50,7 @@ def mirror(run: RunDir, url: str, attempt: int = 0, keep: int | None = None) -> 
 
 
 def restored(run: RunDir, url: str) -> str | None:
-    found = find_whole(run, url, Group(), Ledger(run.ledger), 9)
+    found: Restorable[None] | None = find_whole(run, url, Group(), Ledger(run.ledger), 9)
     return found.point.name if found else None
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pctool.checkpoint.saving import Saver
 from pctool.errors import UsageError
 from pctool.train import Run
-from pctool.train.saving import Saver
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_the_time_of_a_save_is_not_that_of_a_step(monkeypatch: pytest.MonkeyPatc
     run = start(every=2)
     monkeypatch.setattr(Saver, "save", lambda *_: time.sleep(0.5))
     train(run, 4)
-    assert run._step_s < 0.25
+    assert run._session.step_s < 0.25
 
 
 def test_a_second_loop_is_refused() -> None:

@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pctool.checkpoint.client import Result
-from pctool.checkpoint.engine import Engine
+from pctool.checkpoint.engine import Engine, Started
 from pctool.checkpoint.group import Group
+from pctool.checkpoint.interval import Every
+from pctool.checkpoint.measured import InFlight, SaveCost, SaveCosts
+from pctool.checkpoint.schedule import Schedule
 from pctool.checkpoint.staging import Copied
 from pctool.checkpoint.stores import order
-from pctool.checkpoint.torch import Identity, TrainState
+from pctool.checkpoint.torch import Identity, State
 from pctool.errors import FencedError, IncompleteError, PctoolError
 from pctool.run.layout import checkpoint_name
 from pctool.run.ledger import Ledger
@@ -48,27 +51,52 @@ class RankLedger(Ledger):
 class Saver:
     """The saves of one attempt, seen from one rank. `page` is None on all but the first rank of a node."""
 
-    state: TrainState
+    state: State
     identity: Identity
     engine: Engine
     group: Group
     ledger: RankLedger
     page: Page | None
+    every: Every | None = None
     parent: str | None = None  # the checkpoint trained on from
     saved_step: int | None = None  # the step of the newest one complete, here or by an earlier attempt
-    save_s: float | None = None  # seconds the last save took until it was complete, None before the first
+    schedule: Schedule | None = None  # on rank 0, and on all where saves are due at multiples of a number of steps
+    due: int | None = None  # the step after which the next save is due, None for none
+    costs: SaveCosts = field(default_factory=SaveCosts)
     copied: Copied | None = None  # on a device copies may go on for a while
     _noted: str | None = None
+    _started: Started | None = None
+    _began: float = 0.0
+    _told: str = ""
 
-    def save(self, step: int, position: Mapping[str, Any]) -> None:
+    def plan(self, step: int, step_s: float = 0.0) -> None:
+        """Have rank 0 say when the next save is due; all ranks meet for it where that depends on times."""
+        every = self.every
+        if every is None:
+            return
+        if every.steps is not None:
+            self.due = (step // every.steps + 1) * every.steps
+            return
+        due = self.schedule.next_due(step, step_s, self.costs) if self.schedule is not None else 0
+        self.due = self.group.most([due])[0]
+        if self.schedule is not None and self.schedule.why != self._told:
+            self._told = self.schedule.why
+            say(self._told)
+
+    def save(self, step: int, position: Mapping[str, Any], step_s: float = 0.0) -> None:
         """Copy on every rank and go on together while it is written; a save before it is waited for.
 
-        A failure on any rank fails it for all, is in the ledger, and training goes on. Raises FencedError.
+        A failure on any rank fails it for all, is in the ledger, and training goes on. `step_s` is what a step takes.
+        Raises FencedError.
         """
+        self._save(step, position)
+        self.plan(step, step_s)
+
+    def _save(self, step: int, position: Mapping[str, Any]) -> None:
         with self._saving():
             try:
                 self._take_note(self.engine.settle())
-                started = self.engine.save(self.state, step, parent=self.parent, position=position)
+                started = self._start(step, position, wait=False)
             except FencedError:
                 raise
             except (PctoolError, OSError) as error:
@@ -77,7 +105,7 @@ class Saver:
         if started is None and self.group.rank == 0:
             self.ledger.append("save-skipped", attempt=self.identity.attempt, step=step, why=_BUSY)
         self.copied = started.copied if started is not None else None
-        if not self.state.optimizers:
+        if not self.state.updates:
             self.before_update()
 
     def before_update(self) -> None:
@@ -91,7 +119,7 @@ class Saver:
         with self._saving():
             try:
                 self._take_note(self.engine.settle())
-                self.engine.save(self.state, step, parent=self.parent, position=position, wait=True)
+                self._start(step, position, wait=True)
                 self._take_note(self.engine.settle())
             except (PctoolError, OSError) as error:
                 self._failed(step, error)
@@ -109,13 +137,19 @@ class Saver:
     @property
     def cost_s(self) -> float | None:
         """Return what a save is likely to take from now on, the rest of one in flight included; None: unknown."""
-        if self.save_s is None:
-            return None
-        return self.save_s * (2 if self.engine.in_flight else 1)
+        busy = InFlight(elapsed_s=time.monotonic() - self._began) if self.engine.in_flight else None
+        return self.costs.final_s(in_flight=busy)
 
     def close(self) -> None:
         """Let the writer go. Every save has been waited for, or is not to be."""
         self.engine.leave()
+
+    def _start(self, step: int, position: Mapping[str, Any], *, wait: bool) -> Started | None:
+        began = time.monotonic()
+        started = self.engine.save(self.state, step, parent=self.parent, position=position, wait=wait)
+        if started is not None:
+            self._started, self._began = started, began
+        return started
 
     def _take_note(self, result: Result | None) -> None:
         if result is None or result.name == self._noted:
@@ -123,7 +157,9 @@ class Saver:
         self._noted = result.name
         if result.ok:
             self.parent, self.saved_step = result.name, order(result.name)[1]
-            self.save_s = result.seconds
+            stall_s = self._started.stall_s if self._started is not None else 0.0
+            persist_s = max(0.0, result.seconds - stall_s)
+            self.costs.add(SaveCost(stall_s=stall_s, persist_s=persist_s, bytes=result.bytes))
         elif self.group.rank == 0 and not result.told:
             self._failed(order(result.name)[1], IncompleteError(result.why))
 

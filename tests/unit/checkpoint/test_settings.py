@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from pctool.checkpoint.interval import Every
+from pctool.checkpoint.retention import Retention
+from pctool.checkpoint.settings import Wishes, resolve
 from pctool.errors import UsageError
 from pctool.run import env
 from pctool.train.metrics import Metrics
-from pctool.train.settings import resolve
 
 
 def test_the_job_wins_over_the_script(tmp_path: Path) -> None:
@@ -27,18 +29,20 @@ def test_the_job_wins_over_the_script(tmp_path: Path) -> None:
         "MASTER_ADDR": "node",
         "MASTER_PORT": "29500",
     }
-    settings = resolve(environ, run_dir="elsewhere", every=50, keep=None, store=None)
-    assert (settings.run.path, settings.attempt, settings.every, settings.keep) == (tmp_path, 3, 7, 2)
+    settings = resolve(environ, Wishes(run_dir="elsewhere", every=50))
+    assert (settings.run.path, settings.attempt) == (tmp_path, 3)
+    assert (settings.every, settings.retention) == (Every(steps=7), Retention(keep=2))
     assert (settings.store, settings.page, settings.local_rank) == ("s3://b/p", "/proc/1/fd/5", 1)
     assert settings.master == ("node", 29500)
 
 
 def test_without_the_job_the_script_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = resolve({}, run_dir=None, every=50, keep=None, store=None)
+    settings = resolve({}, Wishes(every=50, keep_for="7d"))
     assert settings.run.path == tmp_path / "run"
-    assert (settings.every, settings.world_size, settings.local_rank) == (50, 1, 0)
-    assert {settings.attempt, settings.keep, settings.page, settings.master} == {None}
+    assert (settings.every, settings.world_size, settings.local_rank) == (Every(steps=50), 1, 0)
+    assert {settings.attempt, settings.page, settings.master, settings.retention.keep} == {None}
+    assert settings.retention.keep_for_s == 7 * 86400
 
 
 @pytest.mark.parametrize(
@@ -47,12 +51,14 @@ def test_without_the_job_the_script_is_followed(tmp_path: Path, monkeypatch: pyt
 )
 def test_a_bad_number_is_named(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
-        resolve({name: value}, run_dir=None, every=None, keep=None, store=None)
+        resolve({name: value}, Wishes())
 
 
 def test_a_bad_argument_is_named() -> None:
-    with pytest.raises(UsageError, match="every=0"):
-        resolve({}, run_dir=None, every=0, keep=None, store=None)
+    with pytest.raises(UsageError, match=r"every of Run\(\.\.\.\) is 0"):
+        resolve({}, Wishes(every=0))
+    with pytest.raises(UsageError, match="keep_every=0"):
+        resolve({}, Wishes(keep_every=0))
 
 
 def test_metrics_wait_in_memory_until_they_are_flushed(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pctool.checkpoint.interval import Every, every_from
+from pctool.checkpoint.retention import Retention, retention_from
 from pctool.errors import UsageError
 from pctool.run import env
 from pctool.run.layout import RunDir
@@ -20,8 +22,8 @@ class Settings:
 
     run: RunDir
     attempt: int | None
-    every: int | None
-    keep: int | None
+    every: Every | None
+    retention: Retention
     store: str | None
     page: str | None
     writer: str | None
@@ -33,21 +35,31 @@ class Settings:
     config: str
 
 
-def resolve(
-    environ: Mapping[str, str], *, run_dir: str | None, every: int | None, keep: int | None, store: str | None
-) -> Settings:
-    """Resolve the arguments of Run and the environment; the environment, which comes from the job spec, wins.
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a script asks for; what the job spec says wins."""
 
-    Raises UsageError for a number that is none or not positive.
+    run_dir: str | None = None
+    every: int | str | None = None
+    keep: int | None = None
+    keep_for: str | None = None
+    keep_every: int | None = None
+    store: str | None = None
+
+
+def resolve(environ: Mapping[str, str], wishes: Wishes) -> Settings:
+    """Resolve a script's wishes and the environment; the environment, which comes from the job spec, wins.
+
+    Raises UsageError for what is no number, time or address.
     """
-    run = RunDir(Path(environ.get(env.RUN_DIR) or run_dir or "run").absolute())
+    run = RunDir(Path(environ.get(env.RUN_DIR) or wishes.run_dir or "run").absolute())
     host, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT", None)
     return Settings(
         run=run,
         attempt=_number(environ, env.ATTEMPT, None, least=0),
-        every=_positive("every", _number(environ, env.EVERY, every)),
-        keep=_positive("keep", _number(environ, env.KEEP, keep)),
-        store=environ.get(env.STORE) or store or None,
+        every=every_from(environ, wishes.every),
+        retention=retention_from(environ, keep=wishes.keep, keep_for=wishes.keep_for, keep_every=wishes.keep_every),
+        store=environ.get(env.STORE) or wishes.store or None,
         page=environ.get(env.PAGE) or None,
         writer=environ.get(env.WRITER) or None,
         local_rank=_number(environ, "LOCAL_RANK", 0, least=0) or 0,
@@ -59,9 +71,9 @@ def resolve(
     )
 
 
-def from_environment(*, run_dir: str | None, every: int | None, keep: int | None, store: str | None) -> Settings:
-    """Resolve the arguments of Run with this process's environment."""
-    return resolve(os.environ, run_dir=run_dir, every=every, keep=keep, store=store)
+def from_environment(wishes: Wishes) -> Settings:
+    """Resolve a script's wishes with this process's environment."""
+    return resolve(os.environ, wishes)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None, *, least: int = 1) -> int | None:
@@ -71,12 +83,6 @@ def _number(environ: Mapping[str, str], name: str, default: int | None, *, least
     if not text.isdigit() or int(text) < least:
         raise UsageError(f"{name}={text!r} is not a whole number of at least {least}", where="environment")
     return int(text)
-
-
-def _positive(name: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise UsageError(f"{name}={value} of Run(...) is not positive", fix=f"leave {name} out to do without")
-    return value
 
 
 def _digest(path: Path) -> str:
