@@ -43,6 +43,7 @@ class Order:
     began: float  # seconds since the epoch
     fields: Mapping[str, Any]  # parent, world_size, topology, position, code, config
     stall_s: float = 0.0
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -246,6 +247,7 @@ class Coordinator:
             bytes=manifest.bytes,
             seconds=seconds,
             stall_s=round(order.stall_s, 4),
+            waited_s=round(order.waited_s, 3),
             tier="posix",
             parent=order.fields.get("parent"),
             **self.keep.fields(),

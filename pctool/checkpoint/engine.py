@@ -50,7 +50,7 @@ class Started:
     name: str
     step: int
     stall_s: float
-    waited_s: float = 0.0  # of it, for the save before
+    waited_s: float = 0.0  # for the save before, besides
     copied: Copied | None = None
 
 
@@ -71,6 +71,7 @@ class Engine:
         self._staging = Staging()
         self._client = WriterClient(setup.writer, say=say, on_commit=on_commit)
         self._sender: threading.Thread | None = None
+        self._copying = ""
         self._shared = -1  # the memory that the writer knows
         self._random = b""
         self.last: Result | None = None  # of the last save that is over
@@ -90,10 +91,11 @@ class Engine:
         Skipped is one that is due while another is in flight, with `busy="skip"` and without `wait`. Raises
         RanksFailedError on every rank if it failed on any, FencedError if a newer attempt has been seen.
         """
-        began, clock = time.time(), time.monotonic()
+        clock = time.monotonic()
         skip = self._setup.busy == "skip" and not wait
-        busy = self._busy() if skip else self._settled()
-        waited = time.monotonic() - clock
+        self.settle(0.0 if skip else None)
+        busy = self.in_flight is not None
+        waited, began, clock = time.monotonic() - clock, time.time(), time.monotonic()
         mine = self._take(state)
         needs = self._agree(mine, busy)
         if needs[_BUSY]:
@@ -104,17 +106,23 @@ class Engine:
         name = checkpoint_name(self._setup.identity.attempt, step)
         copied = self._copy(values, state)
         stall = time.monotonic() - clock
-        order = self._order(name, step, began, stall, parent, position) if self._group.rank == 0 else None
+        order = None
+        if self._group.rank == 0:
+            fields = self._fields(parent, position)
+            order = {"name": name, "step": step, "began": began, "fields": fields, "stall_s": stall, "waited_s": waited}
         self._hand_over(name, copied, order)
         done = copied if isinstance(copied, Copied) else None
         return Started(name=name, step=step, stall_s=stall, waited_s=waited, copied=done)
 
     def settle(self, timeout: float | None = None) -> Result | None:
-        """Wait for the save in flight, if there is one; return how the last save ended. Raises FencedError."""
+        """Wait for the save in flight, if there is one; return how the last save that is over ended.
+
+        Raises FencedError.
+        """
         if self._sender is not None:
             self._sender.join(timeout)
             if self._sender.is_alive():
-                return None
+                return self.last
             self._sender = None
         result = self._client.wait(timeout)
         if result is not None:
@@ -128,7 +136,7 @@ class Engine:
     @property
     def in_flight(self) -> str | None:
         """Return the name of the checkpoint that is being written, None if none is."""
-        return self._client.in_flight
+        return self._copying if self._sender is not None else self._client.in_flight
 
     def close(self) -> None:
         """Wait for the save in flight, then leave."""
@@ -141,13 +149,6 @@ class Engine:
         """Let the writer go, which ends what it was ordered, and free the host memory."""
         self._client.close()
         self._staging.close()
-
-    def _busy(self) -> bool:
-        return self.in_flight is not None and self.settle(0.0) is None
-
-    def _settled(self) -> bool:
-        self.settle()
-        return False
 
     def _take(self, state: State) -> _Mine:
         """Take this rank's part of the state; what fails is told to all in the agreement that follows."""
@@ -239,11 +240,10 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - told to every rank through the writers
             return f"{type(error).__name__}: {error}"
 
-    def _order(
-        self, name: str, step: int, began: float, stall: float, parent: str | None, position: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _fields(self, parent: str | None, position: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the manifest says besides the files."""
         identity = self._setup.identity
-        fields = {
+        return {
             "parent": parent,
             "world_size": self._group.world,
             "topology": dict(identity.topology),
@@ -251,7 +251,6 @@ class Engine:
             "code": identity.code,
             "config": identity.config,
         }
-        return {"name": name, "step": step, "began": began, "fields": fields, "stall_s": stall}
 
     def _hand_over(self, name: str, copied: Copied | str, order: dict[str, Any] | None) -> None:
         """Give the copy to the writer, once it is whole; on a device that is later than now."""
@@ -272,6 +271,7 @@ class Engine:
             self._client.save(name, folder, file=self._file, size=size, small=small, order=order, need=need)
 
         if isinstance(copied, Copied) and copied.on_device:
+            self._copying = name
             self._sender = threading.Thread(target=send, name="copied", daemon=True)
             self._sender.start()
         else:

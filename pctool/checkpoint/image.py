@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import struct
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.serialization import skip_data
 
 _BLOB_ALIGNMENT = 64  # so that the data, at a multiple of 64 in its archive, is aligned for every dtype
-_RECORD = "data/0"
+_RECORD = b"/data/0"
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,48 @@ class Image:
 @lru_cache(maxsize=4096)
 def wrapping(dtype: torch.dtype, shape: tuple[int, ...]) -> Wrapping:
     """Return what torch.save writes around a contiguous tensor's bytes."""
-    archive = io.BytesIO()
+    ends: Any = _Ends()
     with skip_data(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
-        torch.save(torch.empty(shape, dtype=dtype), archive)
-    whole, size = archive.getvalue(), math.prod(shape) * dtype.itemsize
-    archive_reader: Any = torch._C.PyTorchFileReader(io.BytesIO(whole))
-    start = int(archive_reader.get_record_offset(_RECORD))
-    return Wrapping(whole[:start], whole[start + size :])
+        torch.save(torch.empty(shape, dtype=dtype), ends)
+    start = _data_start(ends.head)
+    behind = ends.size - start - math.prod(shape) * dtype.itemsize
+    return Wrapping(bytes(ends.head[:start]), bytes(ends.tail[len(ends.tail) - behind :]))
+
+
+class _Ends:
+    """A file of which only the begin and the end are kept: an archive without data is as large as one with."""
+
+    KEPT = 64 << 10  # bytes; what is around the data takes about two thousand
+
+    def __init__(self) -> None:
+        self.head, self.tail, self.size = bytearray(), bytearray(), 0
+
+    def write(self, data: bytes) -> int:
+        """Take what comes next."""
+        self.head += data[: max(0, self.KEPT - len(self.head))]
+        self.tail += data[-self.KEPT :]
+        del self.tail[: -self.KEPT]
+        self.size += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Skip what is left out."""
+        if whence != os.SEEK_CUR or offset < 0:
+            raise io.UnsupportedOperation(f"seek({offset}, {whence})")
+        self.write(bytes(min(offset, self.KEPT)))
+        self.size += max(0, offset - self.KEPT)
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing: it is memory."""
+
+
+def _data_start(head: bytearray) -> int:
+    """Return where the data of the archive's only storage begins: behind its local file header (zip, 4.3.7)."""
+    header = head.rindex(b"PK\3\4", 0, head.rindex(_RECORD))
+    name, extra = struct.unpack_from("<HH", head, header + 26)
+    return header + 30 + int(name) + int(extra)
 
 
 def lay_out(items: Iterable[WriteItem], tensors: Iterable[Any]) -> Image:

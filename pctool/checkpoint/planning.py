@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.image import Image, has_fixed_form, lay_out, serialise
+from pctool.errors import IncompleteError
 
 Places = list[tuple[MetadataIndex, Any]]
 
@@ -92,13 +93,11 @@ class Planner:
 
     def plan(self) -> None:
         """Make the plan with all ranks."""
-        local = self._planner.create_local_plan()
+        local = self._group.agree_on_own("planning the save", self._planner.create_local_plan)
         plans = self._group.to_first(local)
         self._group.first(lambda: self._make(plans))
         mine = self._group.from_first(self._made)
-        plan = self._planner.finish_plan(mine)
-        values = [self._planner.lookup_object(item.index) for item in plan.items]
-        self._kept = _Kept(self._signature, plan, lay_out(plan.items, values), self._metadata)
+        self._kept = self._group.agree_on_own("laying out the save", lambda: self._lay_out(mine))
 
     def describe(self, file: str, values: Values) -> None:
         """Tell rank 0 where everything lies, and make DCP's index there; with all ranks."""
@@ -113,7 +112,15 @@ class Planner:
         self._kept = None
 
     def _make(self, plans: list[SavePlan]) -> None:
-        self._made, self._metadata = self._planner.create_global_plan(plans)
+        try:
+            self._made, self._metadata = self._planner.create_global_plan(plans)
+        except ValueError as error:  # entries of different ranks that do not go together
+            raise IncompleteError(f"the ranks' states do not go together: {error}") from error
+
+    def _lay_out(self, mine: SavePlan) -> _Kept:
+        plan = self._planner.finish_plan(mine)
+        values = [self._planner.lookup_object(item.index) for item in plan.items]
+        return _Kept(self._signature, plan, lay_out(plan.items, values), self._metadata)
 
     @property
     def _known(self) -> _Kept:

@@ -64,7 +64,7 @@ class Saver:
     due: int | None = None  # the step after which the next save is due, None for none
     costs: SaveCosts = field(default_factory=SaveCosts)
     copied: Copied | None = None  # on a device copies may go on for a while
-    _noted: str | None = None
+    _noted: Result | None = None
     _started: Started | None = None
     _began: float = 0.0
     _told: str = ""
@@ -152,9 +152,9 @@ class Saver:
         return started
 
     def _take_note(self, result: Result | None) -> None:
-        if result is None or result.name == self._noted:
+        if result is None or result is self._noted:
             return
-        self._noted = result.name
+        self._noted = result
         if result.ok:
             self.parent, self.saved_step = result.name, order(result.name)[1]
             stall_s = self._started.stall_s if self._started is not None else 0.0

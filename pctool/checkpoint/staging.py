@@ -33,7 +33,7 @@ class Staging:
 
     def fit(self, size: int) -> bool:
         """Make room for `size` bytes; return whether the memory is another one now, so that it must be shared anew."""
-        if size <= self.capacity:
+        if size <= self.capacity and self.fd >= 0:
             return False
         self.close()
         # room for what is serialised anew each time to grow, and whole huge pages for the kernel to use if it will

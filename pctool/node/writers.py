@@ -33,7 +33,9 @@ class Writers:
         self._listener.bind(f"\0{self.address}")
         self._listener.listen(_BACKLOG)
         self._process: subprocess.Popen[bytes] | None = None
-        self._closing, self._closed = os.pipe()
+        self._lock = threading.Lock()  # so that none is started once they are to end
+        self._ending = False
+        self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="writers", daemon=True)
 
     def start(self) -> None:
@@ -42,48 +44,45 @@ class Writers:
 
     def close(self) -> None:
         """End the writers at once, whatever they are at: by now the gang has waited for what it wanted."""
-        os.close(self._closed)
+        with self._lock:
+            self._ending = True
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._wake.close()
         if self._thread.ident is not None:
             self._thread.join()
         self._listener.close()
-        process = self._process
-        if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        self._woken.close()
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._closing, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
             selector.register(self._listener, selectors.EVENT_READ)
-            while not any(key.fileobj == self._closing for key, _ in selector.select()):
-                if not self._run(selector):
-                    break
-        os.close(self._closing)
+            while not any(key.fileobj is self._woken for key, _ in selector.select()):
+                if not self._run():
+                    return
 
-    def _run(self, selector: selectors.BaseSelector) -> bool:
-        """Have a server take the ranks for as long as it lives; return False once it is time to close."""
-        try:
-            process = self._start()
-        except OSError as error:
-            self._say(f"the checkpoint writers cannot be started: {error}")
-            return False  # ranks say so too, as often as they try
-        self._process = process
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            with selectors.DefaultSelector() as waiting:
-                waiting.register(self._closing, selectors.EVENT_READ)
-                waiting.register(pidfd, selectors.EVENT_READ)
-                if any(key.fileobj == self._closing for key, _ in waiting.select()):
-                    return False
-        finally:
-            os.close(pidfd)
-        self._say(f"the checkpoint writers' server ended with {process.wait()}: a new one follows")
-        return True
+    def _run(self) -> bool:
+        """Have a server take the ranks for as long as it lives; return False if none can, or is to."""
+        with self._lock:
+            if self._ending:
+                return False
+            try:
+                self._process = process = self._start()
+            except OSError as error:
+                self._say(f"the checkpoint writers cannot be started: {error}")
+                return False  # ranks say so too, as often as they try
+        code = process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        if not self._ending:
+            self._say(f"the checkpoint writers' server ended with {code}: a new one follows")
+        return not self._ending
 
     def _start(self) -> subprocess.Popen[bytes]:
         config = self._config
-        with (config.run.logs(config.attempt) / "writer.log").open("ab") as log:
+        with (config.run.logs(config.attempt) / f"writer-{config.name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "pctool.checkpoint.writer", "--listen", str(self._listener.fileno())],
                 pass_fds=(self._listener.fileno(),),

@@ -31,7 +31,8 @@ EVENTS = {
     "resumed": "ranks restored a checkpoint: name, step, tier, seconds",
     "fresh": "ranks found no checkpoint and start at step 0",
     "first-step": "the first step of the attempt is done: step",
-    "committed": "a checkpoint is complete: name, step, bytes, seconds, stall_s (while training waited), tier (posix), "
+    "committed": "a checkpoint is complete: name, step, bytes, seconds, stall_s (training stood still), "
+    "waited_s (before that, for the save before), tier (posix), "
     "parent, keep, keep_for, keep_every (what is kept)",
     "save-skipped": "a save that was due was left out: step, why",
     "commit-failed": "a checkpoint was not completed: name, step, error",
