@@ -105,14 +105,21 @@ class Coordinator:
             self._page.report_writing(order.began)
         with self._lock:
             self._orders.append(order)
-        self._wake.send(b"!")
+        self._poke()
 
     def close(self, seconds: float | None) -> bool:
         """End once nothing is pending; return whether that came within `seconds` (None: however long it takes)."""
         self._closing = True
-        self._wake.send(b"!")
+        self._poke()
         self._thread.join(seconds)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._wake.close()
+        return True
+
+    def _poke(self) -> None:
+        with suppress(OSError):  # it has ended, and with it all that anybody waits for
+            self._wake.send(b"!")
 
     def _serve(self) -> None:
         try:
@@ -123,7 +130,8 @@ class Coordinator:
         finally:
             for peer in list(self._peers.values()):
                 peer.sock.close()
-            self._server.close()
+            for mine in (self._server, self._woken, self._selector):
+                mine.close()
 
     def _turn(self, source: Any) -> None:
         if source is self._server:

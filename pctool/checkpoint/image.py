@@ -109,7 +109,7 @@ class _Ends:
 
 def _data_start(head: bytearray) -> int:
     """Return where the data of the archive's only storage begins: behind its local file header (zip, 4.3.7)."""
-    header = head.rindex(b"PK\3\4", 0, head.rindex(_RECORD))
+    header = head.rindex(b"PK\3\4", 0, head.index(_RECORD))
     name, extra = struct.unpack_from("<HH", head, header + 26)
     return header + 30 + int(name) + int(extra)
 

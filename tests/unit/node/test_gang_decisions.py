@@ -207,6 +207,34 @@ def test_a_save_on_node_0_gets_more_time_but_not_for_ever() -> None:
     assert told(clock.after(1.5)) == ["terminate"]
 
 
+def test_what_the_ranks_had_copied_is_written_before_anybody_is_released() -> None:
+    clock = Clock(2).started()
+    clock.gang.page(PageView(writing=True), clock.times())
+    for node in (0, 1):
+        clock.ended(node, "program-error", 3)
+    assert told(clock.after(60)) == []
+    assert of(clock.gang.page(PageView(writing=False), clock.times()), FinishMirror)
+
+
+def test_writers_that_never_come_to_an_end_are_not_waited_for_for_ever() -> None:
+    for cause, seconds in (("program-error", 120), ("lost", 10)):
+        clock = Clock(2).started()
+        clock.gang.page(PageView(writing=True), clock.times())
+        actions = clock.ended(0, "peer-lost" if cause == "lost" else cause, 1)
+        actions += clock.gang.gone(1, "silent", clock.times()) if cause == "lost" else clock.ended(1, cause, 1)
+        assert not of([*actions, *clock.after(seconds - 1)], FinishMirror)
+        assert of(clock.after(2), FinishMirror)
+
+
+def test_a_deadline_is_not_passed_for_the_writers() -> None:
+    clock = Clock(1).started()
+    clock.notice(0, left=60)
+    clock.gang.page(PageView(writing=True), clock.times())
+    clock.ended(0, "stop")
+    assert not of(clock.after(54), FinishMirror)
+    assert of(clock.after(2), FinishMirror)
+
+
 def test_when_the_save_is_over_the_grace_is_too() -> None:
     clock = Clock(2).started()
     clock.gang.page(PageView(saving=True), clock.times())
