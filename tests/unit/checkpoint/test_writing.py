@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ CHUNK = 8192
 
 
 @pytest.fixture
-def memory() -> Iterator[memoryview]:
+def memory() -> memoryview:
     region = mmap.mmap(-1, 16 * CHUNK)  # a traceback may keep a view of it for longer than the test
     region[:] = random.Random(1).randbytes(len(region))
-    yield memoryview(region)
+    return memoryview(region)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 4096, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 4095])
