@@ -330,7 +330,7 @@ def publish(run: RunDir, attempt: int, order: Order, files: Mapping[str, mf.File
     )
     folder = run.checkpoints / checkpoint_name(attempt, order.step)
     data = mf.encode(manifest)
-    verdict = mf.judge(data, mf.folder_sizes(folder))
+    verdict = mf.judge(data, mf.folder_sizes(folder), name=folder.name)
     if not verdict.ok:
         raise IncompleteError(verdict.why, where=str(folder))
     PosixStore(run.checkpoints).publish(folder.name, data)

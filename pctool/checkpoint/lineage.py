@@ -115,7 +115,7 @@ def _is_copy(candidate: Candidate) -> bool:
 def look(store: Store, name: str) -> Verdict:
     """Judge one checkpoint on one tier by manifest, names and sizes."""
     data = store.manifest(name)
-    return judge(data, store.sizes(name) if data is not None else {})
+    return judge(data, store.sizes(name) if data is not None else {}, name=name)
 
 
 def find_resume(run: RunDir, store: str | None) -> ResumePoint | None:

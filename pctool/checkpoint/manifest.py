@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pctool.errors import IncompleteError, UsageError
+from pctool.run.layout import checkpoint_name, parse_checkpoint_name
 
 NAME = "MANIFEST"
 FORMAT = 1
@@ -78,6 +79,11 @@ def crc64nvme(chunks: Iterable[bytes]) -> str:
     value = 0
     for chunk in chunks:
         value = update(chunk, value)
+    return sum_text(value)
+
+
+def sum_text(value: int) -> str:
+    """Return a CRC64-NVME in the form S3 writes it: base64, big-endian."""
     return base64.b64encode(value.to_bytes(8, "big")).decode()
 
 
@@ -134,8 +140,11 @@ def read_manifest(folder: Path) -> Manifest | None:
     return decode(data, where=str(folder / NAME))
 
 
-def judge(manifest: bytes | None, sizes: Mapping[str, int]) -> Verdict:
-    """Judge a checkpoint by its manifest's bytes and the sizes of the files that are there; on any tier."""
+def judge(manifest: bytes | None, sizes: Mapping[str, int], *, name: str | None = None) -> Verdict:
+    """Judge a checkpoint by its manifest's bytes and the sizes of the files that are there; on any tier.
+
+    `name` is the folder's: a manifest that says another attempt or step was exchanged, and vouches for nothing here.
+    """
     if manifest is None:
         return Verdict(ok=False, why=f"no {NAME}: it was never finished")
     try:
@@ -144,8 +153,28 @@ def judge(manifest: bytes | None, sizes: Mapping[str, int]) -> Verdict:
         return Verdict(ok=False, why=error.what, bad=(NAME,), unknown_format=True)
     except IncompleteError as error:
         return Verdict(ok=False, why=str(error), bad=(NAME,))
-    wrong = {name: _size_fault(entry.size, sizes.get(name)) for name, entry in found.files.items()}
-    return _verdict(found, {name: fault for name, fault in wrong.items() if fault})
+    stray = misplaced(found, name)
+    if stray:
+        return Verdict(ok=False, why=f"{NAME}: {stray}", bad=(NAME,))
+    return _verdict(found, size_faults(found, sizes))
+
+
+def misplaced(manifest: Manifest, name: str | None) -> str:
+    """Return what shows that a manifest is not of the checkpoint of this name, or mixes two steps; "" if nothing does.
+
+    A name that is no checkpoint's (a copy, elsewhere) says nothing.
+    """
+    said = (manifest.attempt, manifest.step)
+    if name is not None and parse_checkpoint_name(name) not in {None, said}:
+        return f"it is that of checkpoint {checkpoint_name(*said)}"
+    step = manifest.position.get("step")
+    return "" if step in {None, manifest.step} else f"step {manifest.step} with the position of step {step}"
+
+
+def size_faults(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return what is wrong with the files by their sizes alone, by name; a file of the right size is not in it."""
+    found = {name: _size_fault(entry.size, sizes.get(name)) for name, entry in manifest.files.items()}
+    return {name: fault for name, fault in found.items() if fault}
 
 
 def is_complete(folder: Path) -> Verdict:
@@ -157,7 +186,7 @@ def is_complete(folder: Path) -> Verdict:
         manifest: bytes | None = (folder / NAME).read_bytes()
     except FileNotFoundError:
         manifest = None
-    return judge(manifest, folder_sizes(folder) if manifest is not None else {})
+    return judge(manifest, folder_sizes(folder) if manifest is not None else {}, name=folder.name)
 
 
 def verify(folder: Path) -> Verdict:

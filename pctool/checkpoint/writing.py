@@ -7,13 +7,12 @@ where the file system refuses that, the same writes go through the cache.
 
 from __future__ import annotations
 
-import base64
 import errno
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from pctool.checkpoint.manifest import FileEntry, crc_function
+from pctool.checkpoint.manifest import FileEntry, crc_function, sum_text
 
 ALIGNMENT = 4096  # of memory, offset and length, for O_DIRECT on any file system in use
 CHUNK = 32 << 20  # bytes a write: measured best here among 1 to 32 MiB; a multiple of Lustre's 1 to 16 MiB stripes
@@ -66,7 +65,7 @@ def checksum_of(memory: memoryview) -> str:
     update, value = crc_function(), 0
     for start in range(0, len(memory), _CRC_CHUNK):
         value = update(memory[start : start + _CRC_CHUNK], value)
-    return base64.b64encode(value.to_bytes(8, "big")).decode()
+    return sum_text(value)
 
 
 def _known(checksum: Future[str]) -> str:

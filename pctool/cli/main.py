@@ -46,6 +46,9 @@ VERBS: dict[str, Verb] = {
         "pctool.cli.resume", FOLLOW, "accept resuming below the newest step", "pctool resume 1234 --from 800"
     ),
     "nudge": Verb("pctool.cli.nudge", FOLLOW, "end the wait of requeued jobs", "pctool nudge --watch"),
+    "ckpt": Verb(
+        "pctool.cli.ckpt", FOLLOW, "list, verify, prune, mirror, restore, export checkpoints", "pctool ckpt ls RUN"
+    ),
     "doctor": Verb("pctool.cli.doctor", CHECK, "check Slurm, storage, S3 and nodes", "pctool doctor -p p5spot"),
     "rehearse": Verb(
         "pctool.cli.rehearse",

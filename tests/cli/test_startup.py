@@ -22,6 +22,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "stop": ("pctool.rehearsal", "pctool.node", "pctool.train", "pctool.slurm.private", "pctool.cluster"),
     "resume": ("pctool.rehearsal", "pctool.node", "pctool.train", "pctool.slurm.private", "pctool.cluster"),
     "nudge": ("pctool.rehearsal", "pctool.node", "pctool.train", "pctool.slurm.private", "pctool.cluster"),
+    "ckpt": ("pctool.rehearsal", "pctool.node", "pctool.train", "pctool.job", "pctool.checkpoint", "pctool.cluster"),
     "doctor": ("pctool.rehearsal", "pctool.train", "pctool.slurm.private"),
     "rehearse": ("pctool.train",),
     "local": ("pctool.rehearsal", "pctool.job", "pctool.train"),

@@ -41,7 +41,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="manifest-sizes",
         file="pctool/checkpoint/manifest.py",
-        old="    return _verdict(found, {name: fault for name, fault in wrong.items() if fault})",
+        old="    return _verdict(found, size_faults(found, sizes))",
         new="    return _verdict(found, {})",
         tests=("tests/unit/checkpoint",),
     ),

@@ -112,3 +112,25 @@ def test_another_format_says_so() -> None:
     data = mf.encode(mf.Manifest(run="r", attempt=0, step=0, parent=None, world_size=1, files={}))
     with pytest.raises(IncompleteError, match="manifest of format 9"):
         mf.decode(data.replace(b'"format": 1', b'"format": 9'))
+
+
+def test_a_manifest_vouches_only_for_the_checkpoint_that_it_names(tmp_path: Path) -> None:
+    names = ("000000-00000050", "000000-00000060")
+    for name, step in zip(names, (50, 60), strict=True):
+        make_checkpoint(tmp_path / name, {"a": b"x"}, step=step)
+        assert mf.is_complete(tmp_path / name).ok
+    one, other = ((tmp_path / name / mf.NAME).read_bytes() for name in names)
+    (tmp_path / names[0] / mf.NAME).write_bytes(other)
+    verdict = mf.is_complete(tmp_path / names[0])
+    assert (verdict.ok, verdict.manifest, verdict.bad) == (False, None, (mf.NAME,))
+    assert verdict.why == f"{mf.NAME}: it is that of checkpoint {names[1]}"
+    assert not mf.verify(tmp_path / names[0]).ok
+    assert not mf.judge(one, {"a": 1}, name=names[1]).ok
+    assert mf.judge(one, {"a": 1}).ok  # who does not say which one it is to be gets no answer to that
+    assert mf.judge(one, {"a": 1}, name="a copy").ok
+
+
+@pytest.mark.parametrize(("position", "ok"), [({}, True), ({"step": 50}, True), ({"step": 40}, False)])
+def test_a_position_of_another_step_is_not_believed(tmp_path: Path, position: dict[str, int], ok: bool) -> None:
+    make_checkpoint(tmp_path / "c", {"a": b"x"}, position=position)
+    assert mf.is_complete(tmp_path / "c").ok is ok
