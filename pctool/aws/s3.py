@@ -5,67 +5,75 @@ The endpoint, region and credentials come from AWS's standard environment and fi
 
 from __future__ import annotations
 
-import functools
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pctool.errors import AwsError, UsageError
+from pctool.aws import s3parts
+from pctool.aws.crc64 import crc64, text
+from pctool.aws.pace import Pace
+from pctool.aws.s3errors import (
+    ConflictError,
+    ExistsError,
+    NoUploadError,
+    S3ClockError,
+    S3CorruptError,
+    S3CredentialsError,
+    S3DownError,
+    S3NotThereError,
+    S3RefusedError,
+    S3SlowError,
+    answered,
+    is_absent,
+    unanswered,
+)
+from pctool.errors import UsageError
+
+__all__ = [
+    "S3",
+    "OpenUpload",
+    "S3ClockError",
+    "S3CorruptError",
+    "S3CredentialsError",
+    "S3DownError",
+    "S3NotThereError",
+    "S3RefusedError",
+    "S3SlowError",
+    "Stored",
+    "parse_url",
+]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0  # for one answer, not for one object: parts are small
 ATTEMPTS = 3  # in all, for throttling and for errors of the service (botocore's standard mode)
 PART_BYTES = 32 << 20  # with 8 MiB parts S3 throttled large uploads (s3-connector-for-pytorch #219)
-MAX_PARTS = 10_000  # S3's limit
-DOWNLOAD_PAUSES_S = (5.0, 30.0)  # between the tries of one download: botocore retries an answer, not its body
+PARTS_AT_ONCE = 16  # of all files together: half a GiB of memory; one stream to S3 moves about 100 MB/s
+LIST_PAGE = 1000  # S3's limit
 CONFLICT_ATTEMPTS = 5  # 409: another request for this key is under way
-
-_REFUSED = {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AllAccessDisabled"}
-_ABSENT = {"404", "NoSuchKey", "NotFound"}
-_SLOW = {"SlowDown", "503", "RequestTimeout", "Throttling", "ServiceUnavailable", "RequestTimeTooSkewed"}
-_CONFLICT = {"409", "ConditionalRequestConflict", "OperationAborted"}
-_EXISTS = {"412", "PreconditionFailed"}
-_CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "InvalidPart"}
-
-
-class S3RefusedError(AwsError):
-    """S3 does not let this identity do that."""
-
-
-class S3NotThereError(AwsError):
-    """The bucket, or an object that should be in it, is not there."""
-
-
-class S3SlowError(AwsError):
-    """S3 throttles, or did not answer in time."""
-
-
-class S3DownError(AwsError):
-    """S3 cannot be reached, or fails."""
-
-
-class S3CorruptError(AwsError):
-    """What S3 received or keeps is not what was sent."""
+CHANGED_PAUSES_S = (0.0,)  # an object that arrived with other bytes than S3 keeps a checksum of is fetched once more
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What S3 says of an object; the checksum is None where S3 keeps none."""
+    """What S3 says of an object; the checksum is None where S3 keeps none of the whole object of this kind."""
 
     size: int
     crc64nvme: str | None
+    etag: str = ""
 
 
-class _ConflictError(Exception):
-    """409 on a conditional write."""
+@dataclass(frozen=True)
+class OpenUpload:
+    """A multipart upload that was begun and neither completed nor aborted. `key` is relative to the prefix."""
 
-
-class _ExistsError(Exception):
-    """412 on a conditional write."""
+    key: str
+    id: str
+    initiated: float  # seconds since the epoch
 
 
 def parse_url(url: str) -> tuple[str, str]:
@@ -80,189 +88,154 @@ def parse_url(url: str) -> tuple[str, str]:
 class S3:
     """Objects under one prefix of one bucket. Keys are relative to the prefix. Safe to use from several threads.
 
-    Every method raises S3RefusedError, S3NotThereError, S3SlowError or S3DownError; 409 is retried.
+    Every method raises S3RefusedError, S3ClockError, S3NotThereError, S3SlowError or S3DownError; 409 is retried.
+    `pace` bounds the bytes of files that pass, over all threads.
     """
 
-    def __init__(self, url: str, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        part_bytes: int = PART_BYTES,
+        parts_at_once: int = PARTS_AT_ONCE,
+        pace: Pace | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.bucket, self.prefix = parse_url(url)
         self.part_bytes = part_bytes
+        self.parts_at_once = parts_at_once
+        self.pace = pace or Pace()
+        self._pool = ThreadPoolExecutor(
+            parts_at_once, thread_name_prefix="s3-part"
+        )  # starts threads as they are needed
+        self._lock = threading.Lock()
+        self._made: Any = None
 
     def folders(self, under: str) -> list[str]:
         """Return the names of the folders right under `under`, sorted."""
-        prefix = self._key(under) + "/"
-        pages = self._pages(Prefix=prefix, Delimiter="/")
+        prefix = self.key(under) + "/"
+        pages = self._object_pages(Prefix=prefix, Delimiter="/")
         found = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", [])]
         return sorted(key[len(prefix) :].rstrip("/") for key in found)
 
     def sizes(self, under: str) -> dict[str, int]:
         """Return the size of every object under `under` by its name relative to it."""
-        prefix = self._key(under) + "/"
-        objects = (entry for page in self._pages(Prefix=prefix) for entry in page.get("Contents", []))
+        prefix = self.key(under) + "/"
+        objects = (entry for page in self._object_pages(Prefix=prefix) for entry in page.get("Contents", []))
         return {entry["Key"][len(prefix) :]: int(entry["Size"]) for entry in objects}
 
     def read(self, key: str) -> bytes | None:
         """Return an object's bytes, None if it is not there."""
-        with self._errors(key):
-            answer = self._absent_is_none(lambda: self._client.get_object(Bucket=self.bucket, Key=self._key(key)))
-            return None if answer is None else bytes(answer["Body"].read())
+        door = self.door(key)
+        answer = door.ask_or_none("get_object", ChecksumMode="ENABLED")
+        if answer is None:
+            return None
+        with door.errors():
+            return bytes(answer["Body"].read())
 
     def stored(self, key: str) -> Stored | None:
         """Return an object's size and checksum, None if it is not there."""
-        with self._errors(key):
-            answer = self._absent_is_none(
-                lambda: self._client.head_object(Bucket=self.bucket, Key=self._key(key), ChecksumMode="ENABLED")
-            )
+        answer = self.door(key).ask_or_none("head_object", ChecksumMode="ENABLED")
         if answer is None:
             return None
-        return Stored(int(answer["ContentLength"]), answer.get("ChecksumCRC64NVME"))
+        return Stored(int(answer["ContentLength"]), answer.get("ChecksumCRC64NVME"), str(answer.get("ETag", "")))
 
     def download(self, key: str, target: Path) -> None:
         """Write an object to `target`, which appears whole or not at all, and durably.
 
-        One that breaks off, or brings other bytes than S3 keeps a checksum of, is begun anew: three tries in all.
+        It comes in ranges, several at a time; one that breaks off is asked for anew, three tries in all. Raises
+        S3CorruptError if it brings, twice, other bytes than S3 keeps a checksum of.
         """
-        for pause in DOWNLOAD_PAUSES_S:
-            try:
-                return self._download(key, target)
-            except (S3SlowError, S3DownError, S3CorruptError):
-                time.sleep(pause)
-        return self._download(key, target)
+        s3parts.persist(lambda: self._download(key, target), CHANGED_PAUSES_S, on=(S3CorruptError,))
 
-    def put_file(self, key: str, source: Path, crc64nvme: str) -> None:
-        """Store a file, its full-object checksum sent along and compared with what S3 then says.
+    def checksum(self, key: str, kept: Stored) -> str:
+        """Read an object, that `stored` told of, and return its CRC64-NVME; nothing is kept of it."""
+        return self._ranges(key, kept, lambda data, at: None)
 
-        Raises S3CorruptError if S3 refuses the checksum or keeps another one or another size.
+    def put_file(self, key: str, source: Path, size: int, crc64nvme: str, *, upload: str | None = None) -> None:
+        """Store a file that is to have this size and checksum; it is read once. Compare with what S3 then says.
+
+        A large one goes in parts, several at a time; `upload` is the id of one that was begun before and is gone on
+        with. What fails leaves the upload open, for the next try. Raises IncompleteError if the file is not what it is
+        to be, and S3CorruptError if S3 refuses what it received, or keeps something else.
         """
-        size = source.stat().st_size
-        self._retry_conflicts(key, lambda: self._put_body(key, source, size, crc64nvme))
+        with source.open("rb", buffering=0) as file:
+            sending = s3parts.Upload(
+                self.door(key), file.fileno(), size=size, crc64nvme=crc64nvme, where=str(source), pace=self.pace
+            )
+            self._put(key, sending, size, crc64nvme, upload)
         kept = self.stored(key)
-        if kept is None or kept.size != size or kept.crc64nvme not in {None, crc64nvme}:
+        if kept is None or (kept.size, kept.crc64nvme) != (size, crc64nvme):
             raise S3CorruptError(
                 f"S3 keeps {kept}, sent were {size} bytes with CRC64-NVME {crc64nvme}",
                 where=f"{self.url}/{key}",
-                fix="the file is sent again at the next try; if this stays, check the file system it is read from",
+                fix="the file is sent again at the next try; if this stays, S3 (or what stands for it) is at fault",
             )
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Store an object if none of that key is there; return False if one is."""
-        where = {"Bucket": self.bucket, "Key": self._key(key)}
-        try:
-            self._retry_conflicts(key, lambda: self._client.put_object(**where, Body=data, IfNoneMatch="*"))
-        except _ExistsError:
-            return False
-        return True
+        """Store an object if none of that key is there; return False if one is. 409 is tried again."""
+        door = self.door(key)
+        for _ in range(CONFLICT_ATTEMPTS):
+            try:
+                sums = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumCRC64NVME": text(crc64(data))}
+                door.ask("put_object", Body=data, IfNoneMatch="*", **sums)
+                return True
+            except ExistsError:
+                return False
+            except ConflictError:
+                continue
+        raise self._conflicts(key)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; one that is not there is no error."""
-        full = [{"Key": self._key(key)} for key in keys]
+        full = [{"Key": self.key(key)} for key in keys]
         for start in range(0, len(full), 1000):  # S3's limit a request
             batch = full[start : start + 1000]
-            with self._errors(batch[0]["Key"]):
-                answer = self._client.delete_objects(Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True})
+            answer = self.ask("delete_objects", batch[0]["Key"], Delete={"Objects": batch, "Quiet": True})
             if answer.get("Errors"):
                 first = answer["Errors"][0]
                 raise S3RefusedError(f"{first.get('Code')}: {first.get('Message')}", where=first.get("Key"))
 
-    def _download(self, key: str, target: Path) -> None:
-        part = target.with_name(f"{target.name}.part")
+    def uploads(self, under: str) -> list[OpenUpload]:
+        """Return the multipart uploads that are open under `under`, the newest first."""
+        prefix = self.key(f"{under}/") if under else self.key("")
+        cut = len(self.key(""))
+        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        found = [
+            OpenUpload(entry["Key"][cut:], entry["UploadId"], entry["Initiated"].timestamp())
+            for page in self._pages("list_multipart_uploads", markers, Prefix=prefix)
+            for entry in page.get("Uploads", [])
+        ]
+        return sorted(found, key=lambda upload: upload.initiated, reverse=True)
+
+    def abort(self, upload: OpenUpload) -> None:
+        """Drop a multipart upload and its parts; one that is gone already is no error."""
         try:
-            with self._errors(key), part.open("wb") as file:
-                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
-                for chunk in answer["Body"].iter_chunks(1 << 20):
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            part.rename(target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+            self.door(upload.key).ask("abort_multipart_upload", UploadId=upload.id)
+        except NoUploadError:
+            pass
 
-    def _retry_conflicts(self, key: str, write: Callable[[], Any]) -> None:
-        for _ in range(CONFLICT_ATTEMPTS):
-            try:
-                with self._errors(key):
-                    write()
-                return
-            except _ConflictError:
-                continue
-        raise S3SlowError(
-            f"another request for this key stays under way ({CONFLICT_ATTEMPTS} tries)",
-            where=f"{self.url}/{key}",
-            fix="it is tried again later",
-        )
+    def ask(self, operation: str, about: str, **parameters: Any) -> dict[str, Any]:
+        """Return S3's answer to one of boto3's operations on the bucket. `about` names the key in errors.
 
-    def _put_body(self, key: str, source: Path, size: int, crc64nvme: str) -> None:
-        if size > self.part_bytes:
-            self._put_parts(key, source, size, crc64nvme)
-            return
-        with source.open("rb") as body:
-            self._client.put_object(Bucket=self.bucket, Key=self._key(key), Body=body, ChecksumCRC64NVME=crc64nvme)
-
-    def _put_parts(self, key: str, source: Path, size: int, crc64nvme: str) -> None:
-        where = {"Bucket": self.bucket, "Key": self._key(key)}
-        started = self._client.create_multipart_upload(
-            **where, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
-        )
-        where["UploadId"] = started["UploadId"]
+        Credentials that S3 takes no longer are looked for anew, once: who made them may have renewed them.
+        """
+        client = self._client()
         try:
-            parts = [
-                {"PartNumber": number, "ETag": self._put_part(where, number, body)}
-                for number, body in enumerate(self._parts(source, size), start=1)
-            ]
-            self._client.complete_multipart_upload(
-                **where,
-                MultipartUpload={"Parts": parts},
-                ChecksumCRC64NVME=crc64nvme,
-                ChecksumType="FULL_OBJECT",
-                MpuObjectSize=size,
-            )
-        except BaseException:
-            self._abort(where)
-            raise
+            return self._answer(client, operation, about, parameters)
+        except S3CredentialsError:
+            return self._answer(self._client(instead_of=client), operation, about, parameters)
 
-    def _put_part(self, where: dict[str, str], number: int, body: bytes) -> str:
-        # botocore would add a CRC32 by itself, and S3 takes no part whose sum is not the one the upload was begun with
-        answer = self._client.upload_part(**where, PartNumber=number, Body=body, ChecksumAlgorithm="CRC64NVME")
-        return str(answer["ETag"])
+    def door(self, key: str) -> _Door:
+        """Return what asks about one object."""
+        return _Door(self, key)
 
-    def _parts(self, source: Path, size: int) -> Iterator[bytes]:
-        length = max(self.part_bytes, -(-size // MAX_PARTS))
-        with source.open("rb") as file:
-            while part := file.read(length):
-                yield part
-
-    def _abort(self, where: dict[str, str]) -> None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            self._client.abort_multipart_upload(**where)
-        except (BotoCoreError, ClientError):
-            pass  # the first error is the one to tell; the bucket's lifecycle rule clears what is left
-
-    def _pages(self, **query: str) -> Iterator[dict[str, Any]]:
-        with self._errors(query["Prefix"]):
-            yield from self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, **query)
-
-    def _key(self, key: str) -> str:
+    def key(self, key: str) -> str:
+        """Return a key with the prefix."""
         return f"{self.prefix}/{key}" if self.prefix else key
 
-    def _absent_is_none(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        from botocore.exceptions import ClientError
-
-        try:
-            return call()
-        except ClientError as error:
-            if _code(error) in _ABSENT:
-                return None
-            raise
-
-    @functools.cached_property
-    def _client(self) -> Any:
-        return _make_client()
-
     @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
+    def errors(self, about: str) -> Iterator[None]:
         """Turn botocore's errors into ours."""
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
@@ -270,53 +243,106 @@ class S3:
         try:
             yield
         except ClientError as error:
-            raise self._typed(error, key) from error
+            raise answered(error, self.url, about) from error
         except (BotoCoreError, HTTPError) as error:
-            raise self._unreachable(error, key) from error
+            raise unanswered(error, self.url, about) from error
 
-    def _typed(self, error: Any, key: str) -> Exception:
-        code, where = _code(error), f"{self.url} ({key})"
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in _EXISTS:
-            return _ExistsError(key)
-        if code in _CONFLICT:
-            return _ConflictError(key)
-        if code in _CORRUPT:
-            return S3CorruptError(f"S3 refused what it received: {error}", where=where, fix="it is sent again")
-        if code == "NoSuchBucket":
-            return S3NotThereError(
-                f"the bucket {self.bucket} is not there", where=where, fix="make it, or correct the store's address"
-            )
-        if code in _ABSENT:
-            return S3NotThereError("the object is not there", where=f"{self.url}/{key}")
-        if code in _REFUSED or status in {401, 403}:
-            return S3RefusedError(
-                f"S3 refused: {error}",
-                where=where,
-                fix="give the nodes' role s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket there",
-            )
-        if code in _SLOW:
-            return S3SlowError(f"S3 is throttling: {error}", where=where, fix="it is tried again later")
-        return S3DownError(f"S3 failed: {error}", where=where, fix="it is tried again later")
+    def _put(self, key: str, sending: s3parts.Upload, size: int, crc64nvme: str, upload: str | None) -> None:
+        """Send a file; begin anew where another request is in the way, or the upload in parts is gone."""
+        for _ in range(CONFLICT_ATTEMPTS):
+            try:
+                if size <= self.part_bytes:
+                    return sending.send_whole(self._pool)
+                return sending.send_parts(self._pool, self.part_bytes, upload)
+            except ConflictError:
+                upload = None
+            except NoUploadError:  # completed, by us with the answer lost or by a newer attempt; or aborted
+                kept = self.stored(key)
+                if kept is not None and (kept.size, kept.crc64nvme) == (size, crc64nvme):
+                    return None
+                upload = None
+        raise self._conflicts(key)
 
-    def _unreachable(self, error: Exception, key: str) -> AwsError:
-        from botocore import exceptions as boto
+    def _conflicts(self, key: str) -> S3SlowError:
+        return S3SlowError(
+            f"another request for this key stays under way ({CONFLICT_ATTEMPTS} tries)",
+            where=f"{self.url}/{key}",
+            fix="it is tried again later",
+        )
 
-        where = f"{self.url} ({key})"
-        if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)):
-            return S3RefusedError(f"no credentials for S3: {error}", where=where, fix="give the nodes an IAM role")
-        if isinstance(error, (boto.ConnectTimeoutError, boto.ReadTimeoutError)) or "timed out" in str(error).lower():
-            return S3SlowError(f"S3 did not answer in time: {error}", where=where, fix="it is tried again later")
-        if isinstance(error, boto.FlexibleChecksumError):
-            return S3CorruptError(f"what S3 sent is not what it keeps a checksum of: {error}", where=where)
-        return S3DownError(f"S3 cannot be reached: {error}", where=where, fix="check the network and the endpoint")
+    def _download(self, key: str, target: Path) -> None:
+        kept = self.stored(key)
+        if kept is None:
+            raise S3NotThereError("the object is not there", where=f"{self.url}/{key}")
+        part = target.with_name(f"{target.name}.part")
+        try:
+            with part.open("wb", buffering=0) as file:
+                found = self._ranges(key, kept, s3parts.write_at(file.fileno()))
+                if kept.crc64nvme not in {None, found}:
+                    raise S3CorruptError(
+                        f"what came has CRC64-NVME {found}, S3 keeps {kept.crc64nvme}", where=f"{self.url}/{key}"
+                    )
+                os.fsync(file.fileno())
+            part.rename(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _ranges(self, key: str, kept: Stored, write: Callable[[bytes, int], None]) -> str:
+        coming = s3parts.Download(
+            self.door(key), size=kept.size, etag=kept.etag, where=f"{self.url}/{key}", pace=self.pace
+        )
+        return text(coming.run(self._pool, self.part_bytes, write))
+
+    def _object_pages(self, **query: Any) -> Iterator[dict[str, Any]]:
+        return self._pages(
+            "list_objects_v2", {"ContinuationToken": "NextContinuationToken"}, MaxKeys=LIST_PAGE, **query
+        )
+
+    def _pages(self, operation: str, markers: Mapping[str, str], **query: Any) -> Iterator[dict[str, Any]]:
+        while True:
+            page = self.ask(operation, query["Prefix"], **query)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            query |= {asked: page[told] for asked, told in markers.items()}
+
+    def _answer(self, client: Any, operation: str, about: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        with self.errors(about):
+            answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **parameters)
+            return answer
+
+    def _client(self, *, instead_of: Any = None) -> Any:
+        with self._lock:
+            if self._made is None or self._made is instead_of:
+                self._made = _make_client(self.parts_at_once)
+            return self._made
 
 
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
+class _Door:
+    """One object, as `s3parts.Door` has it."""
+
+    def __init__(self, s3: S3, key: str) -> None:
+        self._s3 = s3
+        self._key = key
+
+    def ask(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return self._s3.ask(operation, self._key, Key=self._s3.key(self._key), **parameters)
+
+    def ask_or_none(self, operation: str, **parameters: Any) -> dict[str, Any] | None:
+        """Return S3's answer, None if the object is not there."""
+        try:
+            return self.ask(operation, **parameters)
+        except S3NotThereError as error:
+            if error.__cause__ is not None and is_absent(error.__cause__):
+                return None
+            raise
+
+    def errors(self) -> AbstractContextManager[None]:
+        return self._s3.errors(self._key)
 
 
-def _make_client() -> Any:
+def _make_client(connections: int = 10) -> Any:
     try:
         import boto3
         from botocore.config import Config
@@ -329,6 +355,8 @@ def _make_client() -> Any:
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        max_pool_connections=2 * connections,  # parts, and beside them whoever lists or asks for heads
+        response_checksum_validation="when_required",  # of a range S3 says none; we compare the whole's ourselves
     )
     # a session of its own: boto3's default session is not safe to share between threads
     return boto3.session.Session().client("s3", config=config)

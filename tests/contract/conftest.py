@@ -8,6 +8,7 @@ import pytest
 from s3_standin import StandIn, moto_server, stand_in
 
 from pctool.aws import s3 as door
+from pctool.aws import s3parts
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +27,8 @@ def s3(moto: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
         monkeypatch.setattr(door, "CONNECT_TIMEOUT_S", 3.0)
         monkeypatch.setattr(door, "READ_TIMEOUT_S", 3.0)
         monkeypatch.setattr(door, "ATTEMPTS", 2)
-        monkeypatch.setattr(door, "DOWNLOAD_PAUSES_S", (0.0, 0.0))
+        monkeypatch.setattr(s3parts, "DOWNLOAD_PAUSES_S", (0.0, 0.0))
+        monkeypatch.setattr(s3parts, "UPLOAD_PAUSES_S", (0.0, 0.0))
         door._make_client().create_bucket(Bucket=bucket_of(request))
         state.seen.clear()
         yield state

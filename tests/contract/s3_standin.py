@@ -1,13 +1,17 @@
 """S3 for tests: moto's server, and in front of it a stand-in that checks sums as S3 does and fails on request.
 
-moto keeps a checksum it is given but accepts a wrong one, so whatever relies on S3's check needs the stand-in.
+moto keeps a checksum it is given but accepts a wrong one, so whatever relies on S3's check needs the stand-in. So does
+whatever asks for open uploads and their parts: `s3_multipart` keeps the books of those.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
+import os
+import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -16,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from s3_multipart import Ask, Books, parse
 
 from pctool.checkpoint.manifest import crc64nvme
 
@@ -26,6 +32,8 @@ _MISMATCH = "Checksum Type mismatch occurred, expected checksum Type: crc64nvme,
 # fault -> (status, S3's error code)
 ANSWERS = {
     "refused": (403, "AccessDenied"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+    "gone": (404, "NoSuchUpload"),
     "throttled": (503, "SlowDown"),
     "broken": (500, "InternalError"),
     "conflict": (409, "ConditionalRequestConflict"),
@@ -36,7 +44,11 @@ ANSWERS = {
 class Fault:
     """Fail requests of `method` whose path holds `part`, `times` times."""
 
-    kind: str  # one of ANSWERS, or: lost-answer, flip, hang, cut (the connection is reset in the body)
+    # one of ANSWERS, or: hang; lost-answer and failed-after (500), both once S3 has done it.
+    # Of what is sent to S3: reset (the connection, in the body), lose (S3 takes it and keeps all but the end), spoil (a
+    # bit flips on the way). Of what S3 sends: cut (the connection, in the body), curtail (too few bytes, in good
+    # order), flip.
+    kind: str
     method: str = ""
     part: str = ""
     times: int = 10**6
@@ -50,6 +62,27 @@ class StandIn:
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
+    books: Books = field(default_factory=Books)
+    expired: set[str] = field(default_factory=set)  # access key ids that are good no longer
+    parts_now: int = 0  # parts of uploads that are being taken at this moment, and the most that ever were
+    parts_most: int = 0
+    counting: threading.Lock = field(default_factory=threading.Lock)
+
+    def asked(self, method: str, part: str) -> int:
+        """Return how many requests of `method` there were whose path holds `part`."""
+        return sum(seen == method and part in path for seen, path in self.seen)
+
+    @contextmanager
+    def counted(self, is_part: bool) -> Iterator[None]:
+        """Count a part as long as this lasts."""
+        with self.counting:
+            self.parts_now += is_part
+            self.parts_most = max(self.parts_most, self.parts_now)
+        try:
+            yield
+        finally:
+            with self.counting:
+                self.parts_now -= is_part
 
     def fault(self, method: str, path: str) -> str:
         """Return the kind of fault for a request, "" for none."""
@@ -67,7 +100,10 @@ def moto_server() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    small_parts = {"S3_UPLOAD_PART_MIN_SIZE": "1", "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(16 << 20)}
+    process = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **small_parts}
+    )
     try:
         _await_port(port, process)
         yield f"http://127.0.0.1:{port}"
@@ -112,22 +148,56 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         state: StandIn = self.server.state  # type: ignore[attr-defined]
+        with state.counted(parse(self.command, self.path).kind == "part"):
+            self._handle(state)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any  # noqa: N815
+
+    def _handle(self, state: StandIn) -> None:
+        fault = state.fault(self.command, self.path)
+        if fault == "reset":
+            state.seen.append((self.command, self.path))
+            return self._reset()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         state.seen.append((self.command, self.path))
-        fault = state.fault(self.command, self.path)
+        if fault == "spoil" and body:
+            body = bytes([body[0] ^ 1]) + body[1:]
         if fault == "hang":
             state.released.wait(30)
             self.close_connection = True
         elif fault in ANSWERS:
             self._error(*ANSWERS[fault])
+        elif self._access_key() in state.expired:
+            self._error(400, "ExpiredToken")
         elif (named := self._part_sum_named()) not in {"", "crc64nvme"}:
             self._error(400, "InvalidRequest", _MISMATCH.format(named))
         elif not self._sum_is_right(body):
             self._error(400, "BadDigest")
         else:
-            self._forward(body, fault)
+            self._answer(parse(self.command, self.path), body, fault)
+        return None
 
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any  # noqa: N815
+    def _answer(self, ask: Ask, body: bytes, fault: str) -> None:
+        state: StandIn = self.server.state  # type: ignore[attr-defined]
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        refusal = state.books.refuse(ask, headers, body)
+        if refusal is not None:
+            return self._error(*refusal)
+        listed = state.books.listed(ask)
+        if listed is not None:
+            return self._send(200, [("Content-Type", "application/xml")], listed)
+        return self._forward(ask, body, fault)
+
+    def _reset(self) -> None:
+        """Read half of the body, then reset the connection."""
+        self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def _access_key(self) -> str:
+        found = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
+        return found[1] if found else ""
 
     def _part_sum_named(self) -> str:
         """Return the checksum that a part names, "null" for none, "" where the request is no part.
@@ -147,38 +217,53 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         return claimed == crc64nvme([body])
 
-    def _forward(self, body: bytes, fault: str) -> None:
-        connection = http.client.HTTPConnection(self.server.upstream, timeout=30)  # type: ignore[attr-defined]
+    def _forward(self, ask: Ask, body: bytes, fault: str) -> None:
+        state: StandIn = self.server.state  # type: ignore[attr-defined]
+        sent = body[:-1] if fault == "lose" else body
         headers = {key: value for key, value in self.headers.items() if key.lower() not in {"connection"}}
-        connection.request(self.command, self.path, body, headers)
+        connection = http.client.HTTPConnection(self.server.upstream, timeout=30)  # type: ignore[attr-defined]
+        connection.request(self.command, self.path, sent, {**headers, "Content-Length": str(len(sent))})
         answer = connection.getresponse()
         data = answer.read()
         connection.close()
+        if answer.status < 300:
+            state.books.note(ask, body, data, answer.getheader("ETag") or "")
         if fault == "lost-answer":
             self.close_connection = True
             return
+        if fault == "failed-after":
+            self._error(500, "InternalError")
+            return
         if fault == "flip" and data:
             data = bytes([data[0] ^ 1]) + data[1:]
-        self.send_response(answer.status)
-        for key, value in answer.getheaders():
+        if fault == "curtail":
+            data = data[:-1]
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self._send(answer.status, answer.getheaders(), data, length=length, cut=fault == "cut")
+
+    def _send(
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        data: bytes,
+        *,
+        length: str | None = None,
+        cut: bool = False,
+    ) -> None:
+        self.send_response(status)
+        for key, value in headers:
             if key.lower() not in {"transfer-encoding", "connection", "date", "server", "content-length"}:
                 self.send_header(key, value)
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
-        self.send_header("Content-Length", length or "0")
+        self.send_header("Content-Length", length or str(len(data)))
         self.end_headers()
-        if fault == "cut":
+        if cut:
             self.close_connection = True
             data = data[: len(data) // 2]
         if self.command != "HEAD":
             self.wfile.write(data)
 
     def _error(self, status: int, code: str, message: str = "injected") -> None:
-        data = _ERROR.format(code=code, message=message).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        self._send(status, [], _ERROR.format(code=code, message=message).encode())
 
 
 def wrong_sum() -> str:
