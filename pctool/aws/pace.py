@@ -21,25 +21,28 @@ class Pace:
         bytes_s: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self.bytes_s = bytes_s
+        self._lifted = threading.Event()
         self._clock = clock
-        self._sleep = sleep
+        self._sleep = sleep or self._lifted.wait
         self._lock = threading.Lock()
         self._free_at = 0.0  # when all that was let pass is paid for
 
     def take(self, size: int) -> None:
         """Wait until `size` bytes may pass."""
-        if self.bytes_s is None:
+        rate = self.bytes_s
+        if rate is None:
             return
         with self._lock:
             now = self._clock()
             start = max(self._free_at, now)  # what was not used is not saved up
-            self._free_at = start + size / self.bytes_s
+            self._free_at = start + size / rate
         if start > now:
             self._sleep(start - now)
 
     def lift(self) -> None:
-        """Let everything pass from now on."""
+        """Let everything pass from now on, what is waiting too."""
         self.bytes_s = None
+        self._lifted.set()

@@ -89,20 +89,20 @@ class S3:
     """Objects under one prefix of one bucket. Keys are relative to the prefix. Safe to use from several threads.
 
     Every method raises S3RefusedError, S3ClockError, S3NotThereError, S3SlowError or S3DownError; 409 is retried.
-    `pace` bounds the bytes of files that pass, over all threads.
+    `pace` bounds the bytes of files that pass, over all threads. `part_bytes` None: PART_BYTES.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        part_bytes: int = PART_BYTES,
+        part_bytes: int | None = None,
         parts_at_once: int = PARTS_AT_ONCE,
         pace: Pace | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self.bucket, self.prefix = parse_url(url)
-        self.part_bytes = part_bytes
+        self.part_bytes = part_bytes or PART_BYTES
         self.parts_at_once = parts_at_once
         self.pace = pace or Pace()
         self._pool = ThreadPoolExecutor(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pctool.errors import AwsError, PctoolError
+from pctool.errors import AwsError
 
 RIGHTS = (
     "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject, s3:ListBucketMultipartUploads, "
@@ -51,18 +51,23 @@ class S3CorruptError(AwsError):
     """What S3 received or keeps is not what was sent."""
 
 
-class ConflictError(Exception):
-    """409 on a write: another request for this key is under way."""
+class ConflictError(AwsError):
+    """409: another request for this key is under way."""
 
 
-class ExistsError(Exception):
+class ExistsError(AwsError):
     """412: the condition of a request does not hold."""
 
 
-class NoUploadError(Exception):
-    """404 on a multipart upload: it was completed or aborted."""
+class NoUploadError(AwsError):
+    """404: a multipart upload was completed or aborted."""
 
 
+_EXPECTED: dict[str, type[AwsError]] = {
+    **dict.fromkeys(_EXISTS, ExistsError),
+    **dict.fromkeys(_CONFLICT, ConflictError),
+    "NoSuchUpload": NoUploadError,
+}
 RETRIED = (S3SlowError, S3DownError, S3CorruptError)  # what another try may mend
 
 
@@ -76,17 +81,12 @@ def is_absent(error: Any) -> bool:
     return code_of(error) in _ABSENT
 
 
-def answered(error: Any, url: str, key: str) -> Exception:
+def answered(error: Any, url: str, key: str) -> AwsError:
     """Return our error for an answer of S3 that is one (a botocore ClientError)."""
     code, where = code_of(error), f"{url} ({key})"
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    quiet: dict[str, type[Exception]] = {
-        **dict.fromkeys(_EXISTS, ExistsError),
-        **dict.fromkeys(_CONFLICT, ConflictError),
-        "NoSuchUpload": NoUploadError,
-    }
-    if code in quiet:
-        return quiet[code](key)
+    if code in _EXPECTED:
+        return _EXPECTED[code](str(error), where=where)
     if code in _CORRUPT:
         return S3CorruptError(f"S3 refused what it received: {error}", where=where, fix="it is sent again")
     if code == "NoSuchBucket":
@@ -101,7 +101,7 @@ def answered(error: Any, url: str, key: str) -> Exception:
     return _refused(error, code, where) if status in {401, 403} or code in _REFUSED | _EXPIRED else _down(error, where)
 
 
-def _refused(error: Any, code: str, where: str) -> PctoolError:
+def _refused(error: Any, code: str, where: str) -> AwsError:
     if code in _SKEWED:
         return S3ClockError(
             f"this node's clock is off, so S3 takes no request of it: {error}",
@@ -117,7 +117,7 @@ def _refused(error: Any, code: str, where: str) -> PctoolError:
     return S3RefusedError(f"S3 refused: {error}", where=where, fix=f"give the nodes' role {RIGHTS} there")
 
 
-def _down(error: Any, where: str) -> PctoolError:
+def _down(error: Any, where: str) -> AwsError:
     return S3DownError(f"S3 failed: {error}", where=where, fix="it is tried again later")
 
 

@@ -2,43 +2,60 @@
 
 Launch on node 0 starts this as a process of its own and writes lines to its standard input: `mirror` (something was
 committed) and `finish <deadline>` (seconds since the epoch, 0 for none: mirror what is left, then end). It begins by
-itself with what an earlier attempt left. The newest unmirrored checkpoint goes first: where S3 is slower than the
-training, the older ones are removed before their turn comes. S3 refusing, slow or down never reaches the training: the
-ledger says what is not mirrored, and it is tried again. Exit code 0 if all is mirrored, 1 if not.
+itself with what an earlier attempt left, and goes on with uploads that one was killed in. The newest unmirrored
+checkpoint goes first: where S3 is slower than the training, the older ones are removed before their turn comes. S3
+refusing, slow or down never reaches the training: the ledger says what is not mirrored, and it is tried again. Exit
+code 0 if all is mirrored, 1 if not.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import selectors
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
+from pctool.aws.pace import MB, Pace
+from pctool.aws.s3 import S3, OpenUpload
+from pctool.checkpoint.deliver import COPY, Copy, Delivery, NotExportedError, delivery_of
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.foreign import copied_names, is_foreign, of_another, taken_names, taken_runs, with_other_contents
 from pctool.checkpoint.lineage import look, parents_of, prune, rejected, turned_away
-from pctool.checkpoint.manifest import Manifest, judge, said_run
+from pctool.checkpoint.manifest import judge, said_run
 from pctool.checkpoint.mark import under_way
+from pctool.checkpoint.orders import EOF, Orders
+from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import PosixStore, Store, order, store_key
-from pctool.errors import FencedError, IncompleteError, PctoolError
+from pctool.errors import FencedError, IncompleteError, PctoolError, UsageError
 from pctool.run import env
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Event, Ledger
+from pctool.spec.job import MIRROR_WAYS
 
 BACKOFF_S = (5.0, 300.0)  # first and longest wait after a failure; doubled in between
-FILES_AT_ONCE = 4  # one stream to S3 moves about 100 MB/s, and each holds a part in memory
+MANIFESTS_AT_ONCE = 16  # read when S3 is looked around in
 FINISH_TRIES = 3  # without a deadline
+
+
+class Uploads(Protocol):
+    """What a store has of uploads that were begun and not ended; S3Store has it."""
+
+    def begun(self) -> Mapping[str, Sequence[OpenUpload]]:
+        """Return them by checkpoint."""
+
+    def abort(self, upload: OpenUpload) -> None:
+        """Drop one; one that is gone is no error."""
 
 
 class Mirror:
     """Copy what is complete on the shared file system and not on S3, newest first.
 
-    `keep` None: as many are kept on S3 as the ranks say they keep.
+    `keep` None: as many are kept on S3 as the ranks say they keep. `delivery` None: the engine copies. `uploads` None:
+    the store knows none that could be left open.
     """
 
     def __init__(
@@ -48,6 +65,8 @@ class Mirror:
         attempt: int,
         *,
         keep: int | None = None,
+        delivery: Delivery | None = None,
+        uploads: Uploads | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.run = run
@@ -55,6 +74,8 @@ class Mirror:
         self.remote = remote
         self.attempt = attempt
         self.keep = keep
+        self.delivery = delivery or Copy(remote)
+        self.uploads = uploads
         self.clock = clock
         self.ledger = Ledger(run.ledger)
         self.done: set[str] = set()
@@ -72,20 +93,27 @@ class Mirror:
         if self.clock() < self.not_before:
             return False
         left: list[str] = []
+        late: dict[str, NotExportedError] = {}
         try:
             left = self.unmirrored()
             for _ in range(len(left)):
                 if not left:
                     break
                 self._refuse_beside_others()
-                if not self._there(left[0]):
-                    self._mirror_or_pass_over(left[0])
+                try:
+                    if not self._there(left[0]):
+                        self._mirror_or_pass_over(left[0])
+                except NotExportedError as error:  # it will come by itself: the older ones need not wait for it
+                    late[left[0]] = error
                 left.pop(0)  # should the listing fail, this one is not what is left
-                left = self.unmirrored()
+                left = [name for name in self.unmirrored() if name not in late]
         except FencedError:
             raise
         except (PctoolError, OSError) as error:
-            self._failed(left, error)
+            self._failed([*late, *left], error)
+            return False
+        if late:
+            self._failed([*late, *left], next(iter(late.values())))
             return False
         self.backoff, self.not_before = 0.0, 0.0
         self._tidy()
@@ -102,7 +130,7 @@ class Mirror:
         return sorted((name for name in names if look(self.local, name).ok), key=order, reverse=True)
 
     def mirror(self, name: str) -> None:
-        """Copy one checkpoint: data files, several at a time, then the fence, then MANIFEST."""
+        """Copy one checkpoint: data files, the fence checked before each, then MANIFEST."""
         began = self.clock()
         check_fence(self.run, self.attempt)
         with under_way(self.run, self.attempt, name):
@@ -110,9 +138,11 @@ class Mirror:
             verdict = judge(data, self.local.sizes(name))
             if data is None or verdict.manifest is None:
                 raise IncompleteError(verdict.why, where=name)
-            self._put_files(name, verdict.manifest)
+            self.delivery.files(
+                name, self.run.checkpoints / name, verdict.manifest, lambda: check_fence(self.run, self.attempt)
+            )
         check_fence(self.run, self.attempt)
-        self.remote.publish(name, data)
+        self.delivery.publish(name, data)
         self.done.add(name)
         self.ledger.append(
             "mirrored",
@@ -131,6 +161,7 @@ class Mirror:
         except (IncompleteError, FileNotFoundError) as error:
             if look(self.local, name).ok:
                 self.ledger.append("rejected", attempt=self.attempt, name=name, step=step, tier="posix", why=str(error))
+                self._abort(name)
                 return
             why = f"it was removed from the shared file system before it was copied whole ({error})"
             self.ledger.append("mirror-failed", attempt=self.attempt, name=name, step=step, error=why, waiting=[])
@@ -144,6 +175,8 @@ class Mirror:
         if ours is not None and ours != theirs:
             raise with_other_contents(f"{self.remote.where}/{name}")
         whole = judge(theirs, self.remote.sizes(name)).ok
+        if not self.delivery.removes:  # what came by itself is there once it has been looked at, every byte
+            whole = whole and name in copied_names(self.ledger.read())
         if whole:
             self.done.add(name)
         return whole
@@ -153,7 +186,7 @@ class Mirror:
         names = self.remote.names()
         self.saved_by = {name: self.saved_by[name] for name in names if name in self.saved_by}
         unread = [name for name in names if name not in self.saved_by]
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as pool:
             found = dict(zip(unread, pool.map(self.remote.manifest, unread), strict=True))
         self.saved_by |= {name: said_run(data) for name, data in found.items() if data is not None}
         return [name for name, data in found.items() if data is None]
@@ -180,27 +213,16 @@ class Mirror:
             if name not in taken and saved_by not in runs and not self._is_copy(name):
                 raise of_another(self.run, self.remote.where, saved_by)
 
-    def _put_files(self, name: str, manifest: Manifest) -> None:
-        folder = self.run.checkpoints / name
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            copies = [
-                pool.submit(self.remote.put, name, file, folder / file, entry)
-                for file, entry in sorted(manifest.files.items())
-            ]
-            try:
-                for copy in copies:
-                    copy.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-
     def _tidy(self) -> None:
         """Remove from S3 what is not kept and what was never finished there."""
+        if not self.delivery.removes:
+            return
         try:
             unfinished = self._look_around()
             events = self.ledger.read()
             self._prune(events)
             self._clear_unfinished(unfinished, events)
+            self._abort_orphans(events)
         except FencedError:
             raise
         except (PctoolError, OSError) as error:  # they are in nobody's way: no reason to put off the next copy
@@ -230,11 +252,29 @@ class Mirror:
 
         One that the ledger does not know may be another run's, on its way.
         """
-        saved = {str(event.fields.get("name", "")) for event in events if event.event == "committed"}
-        doomed = saved - copied_names(events) - set(self.unmirrored())
+        doomed = _committed(events) - copied_names(events) - set(self.unmirrored())
         for name in unfinished:
             if name in doomed:
                 self._clear(name)
+
+    def _abort_orphans(self, events: list[Event]) -> None:
+        """Abort uploads of what this run saved and what is on S3, gone or not to be sent: none will be gone on with.
+
+        Not where other runs' checkpoints lie there too: they may be called the same.
+        """
+        if self.uploads is None or self._strangers(events):
+            return
+        done_with = _committed(events) - set(self.unmirrored())
+        for name in sorted(self.uploads.begun().keys() & done_with):
+            self._abort(name)
+
+    def _abort(self, name: str) -> None:
+        """Abort all uploads of a checkpoint; a newer attempt may be using them, so the fence is checked before each."""
+        if self.uploads is None:
+            return
+        for upload in self.uploads.begun().get(name, ()):
+            check_fence(self.run, self.attempt)
+            self.uploads.abort(upload)
 
     def _clear(self, name: str) -> None:
         """Remove an unfinished copy."""
@@ -258,28 +298,6 @@ class Mirror:
             sys.stderr.write(f"pctool: {self.ledger.path} cannot be written: {unwritten}\n")
 
 
-class Orders:
-    """The lines on standard input."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._fd = stream.fileno()
-        self._buffer = b""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._fd, selectors.EVENT_READ)
-
-    def next(self, timeout: float | None) -> str | None:
-        """Return the next line, None when `timeout` seconds are over, "eof" once the writer has gone."""
-        while b"\n" not in self._buffer:
-            if not self._selector.select(timeout):
-                return None
-            data = os.read(self._fd, 4096)
-            if not data:
-                return "eof"
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode(errors="replace").strip()
-
-
 def serve(mirror: Mirror, orders: Orders) -> int:
     """Follow the orders until told to finish; return the exit code.
 
@@ -289,7 +307,7 @@ def serve(mirror: Mirror, orders: Orders) -> int:
     while True:
         waiting = mirror.not_before - mirror.clock() if mirror.not_before else None
         line = orders.next(None if waiting is None else max(waiting, 0.0))
-        if line == "eof":
+        if line == EOF:
             return finish(mirror, mirror.clock())  # launch has gone: one more try, and no waiting for S3
         if line is not None and line.startswith("finish"):
             return finish(mirror, _deadline(line))
@@ -309,12 +327,40 @@ def finish(mirror: Mirror, deadline: float) -> int:
         time.sleep(max(mirror.not_before - mirror.clock(), 0.0))  # the backoff: there is nothing to wait for on S3
 
 
+def _committed(events: list[Event]) -> set[str]:
+    return {str(event.fields.get("name", "")) for event in events if event.event == "committed"}
+
+
 def _deadline(line: str) -> float:
     words = line.split()
     try:
         return float(words[1])
     except (IndexError, ValueError):
         return 0.0
+
+
+def _keep(environ: Mapping[str, str]) -> int | None:
+    keep = environ.get(env.KEEP, "")
+    return int(keep) if keep.isdigit() else None
+
+
+def _way(environ: Mapping[str, str]) -> str:
+    way = environ.get(env.MIRROR) or COPY
+    if way not in MIRROR_WAYS:
+        raise UsageError(f"{env.MIRROR} is {way!r}", fix=f"use one of: {', '.join(MIRROR_WAYS)}")
+    return way
+
+
+def _rate(environ: Mapping[str, str]) -> float | None:
+    """Return the mirror's share in bytes a second, None for no bound."""
+    said = environ.get(env.MIRROR_MBPS) or None
+    try:
+        rate = float(said) * MB if said else None
+    except ValueError:
+        rate = 0.0
+    if rate is not None and not 0 < rate < float("inf"):
+        raise UsageError(f"{env.MIRROR_MBPS} is {said!r}", fix="write the mirror's share in MB/s, as in 200")
+    return rate
 
 
 def main(argv: Sequence[str]) -> int:
@@ -324,14 +370,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("store", help="s3://bucket/prefix")
     parser.add_argument("--attempt", type=int, required=True)
     args = parser.parse_args(argv)
-    keep = os.environ.get(env.KEEP, "")
     try:
-        from pctool.checkpoint.s3store import S3Store
-
         run = RunDir(args.run.absolute())
-        remote = S3Store(args.store, store_key(run))
-        mirror = Mirror(run, remote, args.attempt, keep=int(keep) if keep.isdigit() else None)
-        return serve(mirror, Orders(sys.stdin.buffer))
+        pace = Pace(_rate(os.environ))
+        remote = S3Store(args.store, store_key(run), s3=S3(args.store, pace=pace))
+        mirror = Mirror(
+            run,
+            remote,
+            args.attempt,
+            keep=_keep(os.environ),
+            delivery=delivery_of(_way(os.environ), remote),
+            uploads=remote,
+        )
+        # the share is there for the training, and at the end nothing trains any more
+        return serve(mirror, Orders(sys.stdin.buffer, on_end=pace.lift))
     except PctoolError as error:
         sys.stderr.write(f"pctool: mirror: {error}\n")
         return 1

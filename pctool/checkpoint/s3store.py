@@ -96,6 +96,10 @@ class S3Store:
             found.setdefault(name, []).append(upload)
         return found
 
+    def abort(self, upload: OpenUpload) -> None:
+        """Drop an upload that `begun` returned; one that is gone is no error."""
+        self.s3.abort(upload)
+
     def stored(self, name: str, file: str) -> Stored | None:
         """Return what S3 says of one file, None if it is not there."""
         return self.s3.stored(self.key(name, file))

@@ -16,7 +16,7 @@ from pctool.errors import PctoolError, UsageError
 from pctool.job.array import parse_array
 from pctool.job.keys import key_of
 from pctool.spec.cluster import ClusterView, ComputeResourceView, QueueView
-from pctool.spec.job import JobSpec
+from pctool.spec.job import MIRROR_WAYS, JobSpec
 from pctool.units import parse_memory_mib, parse_signal, parse_time
 
 _AT_LEAST: Mapping[str, int] = {
@@ -28,6 +28,7 @@ _AT_LEAST: Mapping[str, int] = {
     "max_stalled": 1,
     "checkpoint_keep": 1,
     "checkpoint_keep_every": 1,
+    "checkpoint_mirror_mbps": 1,
 }
 _LAUNCHERS = {"torchrun": "pctool starts torchrun itself", "srun": "the batch script calls srun itself"}
 _NOT_CATCHABLE = ("KILL", "STOP")
@@ -58,6 +59,7 @@ def _notations(spec: JobSpec) -> Iterable[tuple[Callable[[Any], object], object]
     yield _store, spec.checkpoint_store
     yield parse_every, spec.checkpoint_every
     yield parse_keep_for, spec.checkpoint_keep_for
+    yield _mirror, spec.checkpoint_mirror
 
 
 def _placed(check: Callable[[Any], object], value: object, where: str | None) -> None:
@@ -142,6 +144,11 @@ def _catchable_signal(text: str) -> None:
 def _store(store: str) -> None:
     if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?", store):
         raise UsageError(f"checkpoint.store {store!r} is not a place in S3", fix="write it as s3://bucket/prefix")
+
+
+def _mirror(way: str) -> None:
+    if way not in MIRROR_WAYS:
+        raise UsageError(f"checkpoint.mirror {way!r} is no way to the store", fix='write "copy" or "dra"')
 
 
 def check_script(spec: JobSpec, *, where: str | None = None) -> JobSpec:

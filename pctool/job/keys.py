@@ -54,6 +54,8 @@ CHECKPOINT_KEYS: Mapping[str, Key] = {
     "keep": Key("checkpoint_keep", WHOLE),
     "keep-for": Key("checkpoint_keep_for", TEXT),
     "keep-every": Key("checkpoint_keep_every", WHOLE),
+    "mirror": Key("checkpoint_mirror", TEXT),
+    "mirror-mbps": Key("checkpoint_mirror_mbps", WHOLE),
 }
 
 HETEROGENEOUS = ("hetjob", "packjob", "het-group", "pack-group")

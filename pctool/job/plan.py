@@ -134,6 +134,8 @@ def _warnings(spec: JobSpec, queue: QueueView | None) -> Iterator[str]:
         yield f"partition {queue.name} is spot capacity and requeue is off: the job ends for good when a node is taken"
     if not spec.cpus_per_task and not spec.exclusive and not queue:
         yield "neither cpus-per-task nor exclusive is set: Slurm gives the job one CPU a node"
+    if not spec.checkpoint_store and (spec.checkpoint_mirror or spec.checkpoint_mirror_mbps):
+        yield "checkpoint.mirror and checkpoint.mirror-mbps mean nothing without checkpoint.store: nothing is mirrored"
     if spec.checkpoint_keep == 1:
         yield "checkpoint.keep = 1: two complete checkpoints are kept all the same, one could turn out damaged"
     if spec.checkpoint_keep_every and not (spec.checkpoint_keep or spec.checkpoint_keep_for):

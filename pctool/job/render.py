@@ -100,6 +100,8 @@ def _exports(spec: JobSpec) -> dict[str, str]:
         env.KEEP: spec.checkpoint_keep,
         env.KEEP_FOR: spec.checkpoint_keep_for,
         env.KEEP_EVERY: spec.checkpoint_keep_every,
+        env.MIRROR: spec.checkpoint_mirror,
+        env.MIRROR_MBPS: spec.checkpoint_mirror_mbps,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MIRROR_WAYS = ("copy", "dra")  # how checkpoints get to the store: pctool copies them, or FSx exports them by itself
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
@@ -44,6 +46,8 @@ class JobSpec:
     checkpoint_keep: int | None = None  # newest complete ones kept; None: all
     checkpoint_keep_for: str | None = None  # how long each is kept ("7d"); None: no matter how old
     checkpoint_keep_every: int | None = None  # the first in each so many steps is kept for good; None: none
+    checkpoint_mirror: str | None = None  # one of MIRROR_WAYS; None: copy
+    checkpoint_mirror_mbps: int | None = None  # the mirror's share of the bandwidth in MB/s; None: no bound
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -183,7 +183,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(crash=CRASH)
     def mirror(self, crash: int | None) -> None:
-        with crashing(crash), mock.patch("pctool.checkpoint.mirror.FILES_AT_ONCE", 1):
+        with crashing(crash), mock.patch("pctool.checkpoint.deliver.FILES_AT_ONCE", 1):
             assert Mirror(self.run, self.remote, self.attempt).poke()
             whole = [name for name in self.local.names() if self.is_whole(self.run.checkpoints / name)]
             assert all(self.is_whole(self.root / "remote" / name) for name in whole), "not all is mirrored"

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
-    monkeypatch.setattr("pctool.checkpoint.mirror.FILES_AT_ONCE", 1)  # so that `meanwhile` comes in order
+    monkeypatch.setattr("pctool.checkpoint.deliver.FILES_AT_ONCE", 1)  # so that `meanwhile` comes in order
     return Remote(tmp_path / "remote")
 
 

@@ -158,6 +158,8 @@ def test_unknown_keys_of_a_table_name_the_line(folder: Path, text: str, line: in
         ('[checkpoint]\nevery = "often"', "checkpoint.every: 'often' is not a duration"),
         ('[checkpoint]\nkeep-for = "7"', "checkpoint.keep-for: '7' is not a duration"),
         ("[checkpoint]\nkeep-every = 0", "checkpoint.keep-every is 0"),
+        ('[checkpoint]\nmirror = "rsync"', "checkpoint.mirror 'rsync'"),
+        ("[checkpoint]\nmirror-mbps = 0", "checkpoint.mirror-mbps is 0"),
         ('[environment]\n"A-B" = "1"', "'A-B' is not a variable's name"),
         ('[environment]\nPCTOOL_RUN_DIR = "1"', "PCTOOL_RUN_DIR is set by pctool"),
     ],

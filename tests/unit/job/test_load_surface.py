@@ -17,7 +17,8 @@ DOCS = Path(__file__).parents[3] / "docs" / "jobs.md"
 FIELDS = """
 name command run_dir nodes gpus_per_node ranks_per_node cpus_per_task mem partition time output requeue signal
 constraint account qos exclusive array dependency chdir python template wait stop_signal max_stalled checkpoint_store
-checkpoint_every checkpoint_keep checkpoint_keep_for checkpoint_keep_every environment
+checkpoint_every checkpoint_keep checkpoint_keep_for checkpoint_keep_every checkpoint_mirror checkpoint_mirror_mbps
+environment
 """
 
 JOB_FLAGS = """

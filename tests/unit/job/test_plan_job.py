@@ -108,6 +108,7 @@ def test_an_output_folder_known_too_late_is_refused() -> None:
         ({"cpus_per_task": None}, "one CPU a node"),
         ({"checkpoint_keep": 1}, "checkpoint.keep = 1"),
         ({"checkpoint_keep_every": 1000}, "checkpoint.keep-every alone removes nothing"),
+        ({"checkpoint_mirror": "dra"}, "mean nothing without checkpoint.store"),
     ],
 )
 def test_what_is_allowed_but_unwise_is_a_warning(changes: dict[str, Any], words: str) -> None:

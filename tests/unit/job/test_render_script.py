@@ -47,6 +47,8 @@ FULL = JobSpec(
     checkpoint_keep=3,
     checkpoint_keep_for="7d",
     checkpoint_keep_every=10000,
+    checkpoint_mirror="dra",
+    checkpoint_mirror_mbps=200,
     environment={"NCCL_DEBUG": "INFO", "GREETING": "a 'b' $C"},
 )
 SPECS = {"small": SMALL, "full": FULL}
