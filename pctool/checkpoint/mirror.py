@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pctool.aws.pace import MB, Pace
-from pctool.aws.s3 import S3, OpenUpload
+from pctool.aws.s3 import PARTS_AT_ONCE, S3, OpenUpload
 from pctool.checkpoint.deliver import COPY, Copy, Delivery, NotExportedError, delivery_of
 from pctool.checkpoint.fence import check_fence
 from pctool.checkpoint.foreign import copied_names, is_foreign, of_another, taken_names, taken_runs, with_other_contents
@@ -79,6 +79,7 @@ class Mirror:
         self.clock = clock
         self.ledger = Ledger(run.ledger)
         self.done: set[str] = set()
+        self._whole: set[str] = set()  # looked at once, since each look asks for the size of every file
         self.saved_by: dict[str, str] = {}  # name on S3 -> its manifest's `run`; a manifest that is there never changes
         self.backoff = 0.0
         self.not_before = 0.0
@@ -127,7 +128,9 @@ class Mirror:
         events = self.ledger.read()
         passed_over, abandoned = self.done | rejected(events), turned_away(events)
         names = [name for name in self.local.names() if name not in passed_over and not abandoned(name)]
-        return sorted((name for name in names if look(self.local, name).ok), key=order, reverse=True)
+        self._whole &= set(names)
+        self._whole |= {name for name in names if name not in self._whole and look(self.local, name).ok}
+        return sorted(self._whole, key=order, reverse=True)
 
     def mirror(self, name: str) -> None:
         """Copy one checkpoint: data files, the fence checked before each, then MANIFEST."""
@@ -159,6 +162,7 @@ class Mirror:
         try:
             self.mirror(name)
         except (IncompleteError, FileNotFoundError) as error:
+            self._whole.discard(name)
             if look(self.local, name).ok:
                 self.ledger.append("rejected", attempt=self.attempt, name=name, step=step, tier="posix", why=str(error))
                 self._abort(name)
@@ -373,7 +377,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         run = RunDir(args.run.absolute())
         pace = Pace(_rate(os.environ))
-        remote = S3Store(args.store, store_key(run), s3=S3(args.store, pace=pace))
+        remote = S3Store(args.store, store_key(run), s3=S3(args.store, ranges_at_once=PARTS_AT_ONCE, pace=pace))
         mirror = Mirror(
             run,
             remote,

@@ -34,7 +34,8 @@ def probe(*, folder: str | None, nonce: str, store: str | None, python: str) -> 
 def canary(store: str) -> str:
     """Write, look at, read and delete a small object under `store`; return '' or what went wrong.
 
-    The write is conditional, since MANIFESTs are published that way: a second one must be refused.
+    The write is conditional, since MANIFESTs are published that way: a second one must be refused. An upload in parts
+    is begun, listed and aborted too: the mirror goes on with what one that was killed left.
     """
     from pctool.aws.s3 import S3
 
@@ -45,6 +46,7 @@ def canary(store: str) -> str:
         again = s3.put_new(key, data)
         kept, read = s3.stored(key), s3.read(key)
         s3.delete([key])
+        s3.check_uploads(key)
     except PctoolError as error:
         return str(error)
     if not made or again:

@@ -391,3 +391,15 @@ def test_half_the_rate_takes_twice_the_time(url: str, s3: StandIn, tmp_path: Pat
         assert all(is_there(door, file, file.name) for file in files)
         assert took[-1] >= 9 * (1 << 16) / rate
     assert 1.5 < took[1] / took[0] < 2.5
+
+
+@pytest.mark.parametrize(
+    "refused", [("POST", "?uploads"), ("GET", "?uploads"), ("GET", "uploadId"), ("DELETE", "uploadId")]
+)
+def test_rights_to_uploads_that_are_missing_are_named(door: S3, s3: StandIn, refused: tuple[str, str]) -> None:
+    door.check_uploads("k")
+    assert s3.books.open == {}
+    s3.faults.append(Fault("refused", *refused))
+    with pytest.raises(S3RefusedError, match="s3:ListBucketMultipartUploads, s3:ListMultipartUploadParts"):
+        door.check_uploads("k")
+    assert len(s3.books.open) == (refused[0] == "DELETE")

@@ -169,7 +169,7 @@ def test_warnings_are_no_failure() -> None:
 class FakeS3:
     """A bucket; the class attributes make it behave badly."""
 
-    conditional, refuses, forgets = True, False, False
+    conditional, refuses, forgets, no_uploads = True, False, False, False
 
     def __init__(self, url: str) -> None:
         self.objects: dict[str, bytes] = {}
@@ -192,6 +192,10 @@ class FakeS3:
         for key in keys:
             del self.objects[key]
 
+    def check_uploads(self, key: str) -> None:
+        if self.no_uploads:
+            raise S3RefusedError("S3 refused: AccessDenied", where="s3://b", fix="give s3:ListBucketMultipartUploads")
+
 
 @pytest.mark.parametrize(
     ("attribute", "value", "words"),
@@ -200,6 +204,7 @@ class FakeS3:
         ("conditional", False, "ignores If-None-Match"),
         ("refuses", True, "AccessDenied"),
         ("forgets", True, "gave back"),
+        ("no_uploads", True, "ListBucketMultipartUploads"),
     ],
 )
 def test_the_canary(monkeypatch: pytest.MonkeyPatch, attribute: str, value: bool, words: str) -> None:
