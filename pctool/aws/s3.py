@@ -5,6 +5,7 @@ The endpoint, region and credentials come from AWS's standard environment and fi
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +56,7 @@ PART_BYTES = 32 << 20  # with 8 MiB parts S3 throttled large uploads (s3-connect
 PARTS_AT_ONCE = 16  # of all files together: half a GiB of memory; one stream to S3 moves about 100 MB/s
 RANGES_AT_ONCE = 4  # of a download: all ranks of a node fetch at once, and 8 x 4 streams are about 3 GB/s
 LIST_PAGE = 1000  # S3's limit
-CONFLICT_ATTEMPTS = 5  # 409: another request for this key is under way
+CONFLICT_PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between tries after 409: another request for this key is under way
 CHANGED_PAUSES_S = (0.0,)  # an object that arrived with other bytes than S3 keeps a checksum of is fetched once more
 
 
@@ -90,7 +91,8 @@ class S3:
     """Objects under one prefix of one bucket. Keys are relative to the prefix. Safe to use from several threads.
 
     Every method raises S3RefusedError, S3ClockError, S3NotThereError, S3SlowError or S3DownError; 409 is retried.
-    `pace` bounds the bytes of files that pass, over all threads. `part_bytes` None: PART_BYTES.
+    `pace` bounds the bytes of files that pass, over all threads; `check_part` is called before each part that is sent,
+    and what it raises ends the upload. `part_bytes` None: PART_BYTES.
     """
 
     def __init__(
@@ -101,12 +103,14 @@ class S3:
         parts_at_once: int = PARTS_AT_ONCE,
         ranges_at_once: int = RANGES_AT_ONCE,
         pace: Pace | None = None,
+        check_part: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = url.rstrip("/")
         self.bucket, self.prefix = parse_url(url)
         self.part_bytes = part_bytes or PART_BYTES
         self.parts_at_once = parts_at_once
         self.pace = pace or Pace()
+        self.check_part = check_part
         # both start threads as they are needed
         self._pool = ThreadPoolExecutor(parts_at_once, thread_name_prefix="s3-part")
         self._ranges_pool = ThreadPoolExecutor(ranges_at_once, thread_name_prefix="s3-range")
@@ -163,7 +167,13 @@ class S3:
         """
         with source.open("rb", buffering=0) as file:
             sending = s3parts.Upload(
-                self.door(key), file.fileno(), size=size, crc64nvme=crc64nvme, where=str(source), pace=self.pace
+                self.door(key),
+                file.fileno(),
+                size=size,
+                crc64nvme=crc64nvme,
+                where=str(source),
+                pace=self.pace,
+                check=self.check_part,
             )
             self._put(key, sending, size, crc64nvme, upload)
         kept = self.stored(key)
@@ -176,17 +186,21 @@ class S3:
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Store an object if none of that key is there; return False if one is. 409 is tried again."""
-        door = self.door(key)
-        for _ in range(CONFLICT_ATTEMPTS):
-            try:
-                sums = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumCRC64NVME": text(crc64(data))}
-                door.ask("put_object", Body=data, IfNoneMatch="*", **sums)
-                return True
-            except ExistsError:
-                return False
-            except ConflictError:
-                continue
-        raise self._conflicts(key)
+        write = functools.partial(
+            self.door(key).ask,
+            "put_object",
+            Body=data,
+            IfNoneMatch="*",
+            ChecksumAlgorithm="CRC64NVME",
+            ChecksumCRC64NVME=text(crc64(data)),
+        )
+        try:
+            s3parts.persist(write, CONFLICT_PAUSES_S, on=(ConflictError,))
+            return True
+        except ExistsError:
+            return False
+        except ConflictError:
+            raise self._conflicts(key) from None
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; one that is not there is no error."""
@@ -261,23 +275,27 @@ class S3:
 
     def _put(self, key: str, sending: s3parts.Upload, size: int, crc64nvme: str, upload: str | None) -> None:
         """Send a file; begin anew where another request is in the way, or the upload in parts is gone."""
-        for _ in range(CONFLICT_ATTEMPTS):
+        left = iter([upload])  # what was begun before is good for the first try only
+
+        def send() -> None:
+            if size <= self.part_bytes:
+                return sending.send_whole(self._pool)
             try:
-                if size <= self.part_bytes:
-                    return sending.send_whole(self._pool)
-                return sending.send_parts(self._pool, self.part_bytes, upload)
-            except ConflictError:
-                upload = None
+                return sending.send_parts(self._pool, self.part_bytes, next(left, None))
             except NoUploadError:  # completed, by us with the answer lost or by a newer attempt; or aborted
                 kept = self.stored(key)
-                if kept is not None and (kept.size, kept.crc64nvme) == (size, crc64nvme):
-                    return None
-                upload = None
-        raise self._conflicts(key)
+                if kept is None or (kept.size, kept.crc64nvme) != (size, crc64nvme):
+                    raise
+            return None
+
+        try:
+            s3parts.persist(send, CONFLICT_PAUSES_S, on=(ConflictError, NoUploadError))
+        except (ConflictError, NoUploadError):
+            raise self._conflicts(key) from None
 
     def _conflicts(self, key: str) -> S3SlowError:
         return S3SlowError(
-            f"another request for this key stays under way ({CONFLICT_ATTEMPTS} tries)",
+            f"another request for this key stays under way ({len(CONFLICT_PAUSES_S) + 1} tries)",
             where=f"{self.url}/{key}",
             fix="it is tried again later",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pctool.errors import FencedError
 from pctool.run.layout import RunDir
 
@@ -15,3 +17,20 @@ def check_fence(run: RunDir, attempt: int) -> None:
             where=str(run.path),
             fix=f"end attempt {attempt}: nothing it does from now on is used",
         )
+
+
+class Watch:
+    """The fence for what is looked at often, as before each part of a file: the file system is asked now and then."""
+
+    def __init__(self, run: RunDir, attempt: int, *, every_s: float = 5.0) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._every_s = every_s
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Raise FencedError if a newer attempt has been claimed, as known every few seconds."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every_s
+            check_fence(self._run, self._attempt)

@@ -22,7 +22,7 @@ from typing import Protocol
 from pctool.aws.pace import MB, Pace
 from pctool.aws.s3 import PARTS_AT_ONCE, S3, OpenUpload
 from pctool.checkpoint.deliver import COPY, Copy, Delivery, NotExportedError, delivery_of
-from pctool.checkpoint.fence import check_fence
+from pctool.checkpoint.fence import Watch, check_fence
 from pctool.checkpoint.foreign import copied_names, is_foreign, of_another, taken_names, taken_runs, with_other_contents
 from pctool.checkpoint.lineage import look, parents_of, prune, rejected, turned_away
 from pctool.checkpoint.manifest import judge, said_run
@@ -377,7 +377,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         run = RunDir(args.run.absolute())
         pace = Pace(_rate(os.environ))
-        remote = S3Store(args.store, store_key(run), s3=S3(args.store, ranges_at_once=PARTS_AT_ONCE, pace=pace))
+        fence = Watch(run, args.attempt)
+        s3 = S3(args.store, ranges_at_once=PARTS_AT_ONCE, pace=pace, check_part=fence.look)
+        remote = S3Store(args.store, store_key(run), s3=s3)
         mirror = Mirror(
             run,
             remote,

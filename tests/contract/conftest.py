@@ -27,6 +27,7 @@ def s3(moto: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
         monkeypatch.setattr(door, "CONNECT_TIMEOUT_S", 3.0)
         monkeypatch.setattr(door, "READ_TIMEOUT_S", 3.0)
         monkeypatch.setattr(door, "ATTEMPTS", 2)
+        monkeypatch.setattr(door, "CONFLICT_PAUSES_S", (0.0,) * 4)
         monkeypatch.setattr(s3parts, "DOWNLOAD_PAUSES_S", (0.0, 0.0))
         monkeypatch.setattr(s3parts, "UPLOAD_PAUSES_S", (0.0, 0.0))
         door._make_client().create_bucket(Bucket=bucket_of(request))

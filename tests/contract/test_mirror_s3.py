@@ -118,6 +118,16 @@ def test_a_stop_lifts_the_share(run: RunDir, url: str, s3: StandIn, store: S3Sto
     assert look(store, NAME).ok
 
 
+def test_the_process_that_copies_nothing(run: RunDir, url: str, s3: StandIn) -> None:
+    save(run, 50)
+    with start(run, url, **{env.MIRROR: "dra"}) as process:
+        _, said = process.communicate("finish 1\n", timeout=60)
+    assert process.returncode == 1
+    assert "FSx has not exported 2 of 2 yet: a: missing, b: missing" in said
+    assert {method for method, _ in s3.seen} == {"GET"}
+    assert [event["name"] for event in events(run, "mirror-failed")] == [NAME, NAME]  # at its start, and at the end
+
+
 @pytest.mark.parametrize(("name", "value"), [(env.MIRROR, "rsync"), (env.MIRROR_MBPS, "fast"), (env.MIRROR_MBPS, "0")])
 def test_settings_that_mean_nothing_are_said(run: RunDir, url: str, s3: StandIn, name: str, value: str) -> None:
     with start(run, url, **{name: value}) as process:

@@ -26,7 +26,7 @@ from pctool.aws.s3 import (
     S3SlowError,
 )
 from pctool.checkpoint import manifest as mf
-from pctool.errors import IncompleteError
+from pctool.errors import FencedError, IncompleteError
 
 PART = 1 << 14
 FIVE = 4 * PART + 17  # five parts
@@ -251,6 +251,21 @@ def test_where_another_is_in_the_way_the_upload_is_begun_anew(door: S3, s3: Stan
 def test_an_upload_that_somebody_aborted_is_begun_anew(door: S3, s3: StandIn, source: Path) -> None:
     put(door, source, upload="no-such-upload")
     assert is_there(door, source)
+
+
+def test_what_is_raised_before_a_part_ends_the_upload_and_leaves_it_open(url: str, s3: StandIn, source: Path) -> None:
+    calls = iter(range(100))
+
+    def check() -> None:
+        if next(calls) >= 2:
+            raise FencedError("a newer attempt")
+
+    door = S3(url, part_bytes=PART, parts_at_once=1, check_part=check)
+    with pytest.raises(FencedError):
+        put(door, source)
+    assert s3.asked("PUT", "partNumber") == 2
+    assert s3.asked("DELETE", "") == 0
+    assert [upload.key for upload in door.uploads("")] == ["big"]
 
 
 def test_a_conflict_that_stays_ends(door: S3, s3: StandIn, source: Path) -> None:

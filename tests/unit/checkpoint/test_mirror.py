@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from pctool.checkpoint import manifest as mf
+from pctool.checkpoint.fence import Watch
 from pctool.checkpoint.lineage import look, prune
 from pctool.checkpoint.mark import marked, under_way
 from pctool.checkpoint.mirror import Mirror
 from pctool.checkpoint.stores import PosixStore
+from pctool.errors import FencedError
 from pctool.run.layout import RunDir, checkpoint_name
 from pctool.run.ledger import Ledger
 
@@ -175,3 +177,15 @@ def test_as_many_are_kept_on_s3_as_the_ranks_keep(run: RunDir, remote: Remote, s
         parent = save(run, 0, step, parent, keep=said)
         assert mirror.poke()
     assert len(remote.names()) == left
+
+
+def test_the_fence_is_looked_at_now_and_then(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("pctool.checkpoint.fence.time.monotonic", lambda: now[0])
+    watch = Watch(run, 0, every_s=5.0)
+    watch.look()
+    run.attempt(1).path.mkdir()
+    watch.look()
+    now[0] += 5.0
+    with pytest.raises(FencedError):
+        watch.look()
