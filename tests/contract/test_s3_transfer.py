@@ -87,12 +87,7 @@ def test_parts_of_several_files_are_under_way_at_once_and_never_more_than_said(
 ) -> None:
     door = S3(url, part_bytes=PART, parts_at_once=3)
     files = [make(tmp_path / f"file-{n}", FIVE) for n in range(4)]
-    threads = [threading.Thread(target=put, args=(door, file, file.name)) for file in files]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(is_there(door, file, file.name) for file in files)
+    put_together(door, files)
     assert 1 < s3.parts_most <= 3
 
 
@@ -390,22 +385,33 @@ def test_what_is_not_there_is_not_downloaded(door: S3, s3: StandIn, tmp_path: Pa
     assert s3.asked("GET", "/big") == 0
 
 
+def put_together(door: S3, files: list[Path]) -> None:
+    threads = [threading.Thread(target=put, args=(door, file, file.name)) for file in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(is_there(door, file, file.name) for file in files)
+
+
 def test_half_the_rate_takes_twice_the_time(url: str, s3: StandIn, tmp_path: Path) -> None:
-    """Two files at once, ten parts in all, of which the first is let pass."""
-    took = []
+    """Two files at once, ten parts in all, of which the first is let pass; on a clock that stands still."""
+    files = [make(tmp_path / f"file-{n}", 5 * PART) for n in range(2)]
+    longest = []
     for rate in (400_000, 200_000):
-        door = S3(url, part_bytes=1 << 16, pace=Pace(rate))
-        files = [make(tmp_path / f"file-{n}", 5 << 16) for n in range(2)]
-        began = time.monotonic()
-        threads = [threading.Thread(target=put, args=(door, file, file.name)) for file in files]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        took.append(time.monotonic() - began)
-        assert all(is_there(door, file, file.name) for file in files)
-        assert took[-1] >= 9 * (1 << 16) / rate
-    assert 1.5 < took[1] / took[0] < 2.5
+        waited: list[float] = []
+        pace = Pace(rate, clock=lambda: 0.0, sleep=waited.append)
+        put_together(S3(url, part_bytes=PART, pace=pace), files)
+        longest.append(max(waited))
+        assert len(waited) == 9
+    assert longest == [pytest.approx(9 * PART / 400_000), pytest.approx(9 * PART / 200_000)]
+
+
+def test_the_rate_is_kept(url: str, s3: StandIn, tmp_path: Path) -> None:
+    files = [make(tmp_path / f"file-{n}", 5 * PART) for n in range(2)]
+    began = time.monotonic()
+    put_together(S3(url, part_bytes=PART, pace=Pace(100_000)), files)
+    assert time.monotonic() - began >= 9 * PART / 100_000
 
 
 @pytest.mark.parametrize(
