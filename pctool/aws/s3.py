@@ -76,6 +76,7 @@ class OpenUpload:
     key: str
     id: str
     initiated: float  # seconds since the epoch
+    algorithm: str | None  # the checksum it was begun with: S3 takes no part with another
 
 
 def parse_url(url: str) -> tuple[str, str]:
@@ -218,7 +219,9 @@ class S3:
         cut = len(self.key(""))
         markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
         found = [
-            OpenUpload(entry["Key"][cut:], entry["UploadId"], entry["Initiated"].timestamp())
+            OpenUpload(
+                entry["Key"][cut:], entry["UploadId"], entry["Initiated"].timestamp(), entry.get("ChecksumAlgorithm")
+            )
             for page in self._pages("list_multipart_uploads", markers, Prefix=prefix)
             for entry in page.get("Uploads", [])
         ]
@@ -234,7 +237,7 @@ class S3:
     def check_uploads(self, key: str) -> None:
         """Begin an upload in parts, look for it, and abort it: raise if any of that is refused."""
         began = self.door(key).ask("create_multipart_upload", ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT")
-        upload = OpenUpload(key, str(began["UploadId"]), 0.0)
+        upload = OpenUpload(key, str(began["UploadId"]), 0.0, None)
         try:
             self.uploads("")
             self.door(key).ask("list_parts", UploadId=upload.id)

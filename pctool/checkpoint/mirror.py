@@ -75,7 +75,7 @@ class Mirror:
         self.attempt = attempt
         self.keep = keep
         self.delivery = delivery or Copy(remote)
-        self.uploads = uploads
+        self.uploads = uploads if self.delivery.removes else None  # else they are another's, who is at work on them
         self.clock = clock
         self.ledger = Ledger(run.ledger)
         self.done: set[str] = set()
@@ -281,8 +281,8 @@ class Mirror:
             self.uploads.abort(upload)
 
     def _clear(self, name: str) -> None:
-        """Remove an unfinished copy."""
-        if self.remote.manifest(name) is not None:
+        """Remove an unfinished copy, if it is one of ours."""
+        if not self.delivery.removes or self.remote.manifest(name) is not None:
             return
         check_fence(self.run, self.attempt)
         self.remote.remove(name)

@@ -136,9 +136,9 @@ class _Begun:
         self._uploads: dict[str, str] | None = None
 
     def upload(self, file: str) -> str | None:
-        """Return the id of the newest open upload of a file, None if there is none."""
+        """Return the id of the newest open upload of a file that can be gone on with, None if there is none."""
         with self._lock:
             if self._uploads is None:
-                newest_last = reversed(self._s3.uploads(self._folder))
-                self._uploads = {upload.key[len(self._folder) + 1 :]: upload.id for upload in newest_last}
+                ours = [upload for upload in self._s3.uploads(self._folder) if upload.algorithm == "CRC64NVME"]
+                self._uploads = {upload.key[len(self._folder) + 1 :]: upload.id for upload in reversed(ours)}
             return self._uploads.get(file)

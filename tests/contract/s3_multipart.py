@@ -56,6 +56,7 @@ class _Upload:
     key: str
     id: str
     initiated: float
+    algorithm: str = "CRC64NVME"
     parts: dict[int, _Part] = field(default_factory=dict)
 
 
@@ -73,6 +74,8 @@ class Books:
         upload = self.open.get(ask.query["uploadId"])
         if upload is None:
             return 404, "NoSuchUpload"
+        if ask.kind == "part" and _SUM in headers and upload.algorithm != "CRC64NVME":
+            return 400, "InvalidRequest"
         return self._refuse_whole(upload, headers, body) if ask.kind == "complete" else None
 
     def _refuse_whole(self, upload: _Upload, headers: Mapping[str, str], body: bytes) -> Refusal | None:
@@ -86,14 +89,15 @@ class Books:
             return 400, "BadDigest"
         return (400, "InvalidRequest") if headers.get("x-amz-mp-object-size") != str(size) else None
 
-    def note(self, ask: Ask, body: bytes, answer: bytes, etag: str) -> None:
+    def note(self, ask: Ask, headers: Mapping[str, str], body: bytes, answer: bytes, etag: str) -> None:
         """Write down what S3 has done."""
         with self._lock:
             if ask.kind == "begin":
                 found = re.search(rb"<UploadId>(.*?)</UploadId>", answer)
                 assert found is not None
                 name = found[1].decode()
-                self.open[name] = _Upload(ask.bucket, ask.key, name, time.time())
+                algorithm = headers.get("x-amz-checksum-algorithm", "CRC64NVME")
+                self.open[name] = _Upload(ask.bucket, ask.key, name, time.time(), algorithm)
             elif ask.kind == "part":
                 part = _Part(len(body), crc64(body), etag)
                 self.open[ask.query["uploadId"]].parts[int(ask.query["partNumber"])] = part
@@ -113,7 +117,8 @@ class Books:
         page = sorted(match, key=lambda one: (one.key, one.id))[:1000]
         entries = "".join(
             f"<Upload><Key>{escape(one.key)}</Key><UploadId>{one.id}</UploadId>"
-            f"<Initiated>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(one.initiated))}</Initiated></Upload>"
+            f"<Initiated>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(one.initiated))}</Initiated>"
+            f"<ChecksumAlgorithm>{one.algorithm}</ChecksumAlgorithm></Upload>"
             for one in page
         )
         more = len(page) < len(match)

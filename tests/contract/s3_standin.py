@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         listed = state.books.listed(ask)
         if listed is not None:
             return self._send(200, [("Content-Type", "application/xml")], listed)
-        return self._forward(ask, body, fault)
+        return self._forward(ask, headers, body, fault)
 
     def _reset(self) -> None:
         """Read half of the body, then reset the connection."""
@@ -217,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         return claimed == crc64nvme([body])
 
-    def _forward(self, ask: Ask, body: bytes, fault: str) -> None:
+    def _forward(self, ask: Ask, told: Mapping[str, str], body: bytes, fault: str) -> None:
         state: StandIn = self.server.state  # type: ignore[attr-defined]
         sent = body[:-1] if fault == "lose" else body
         headers = {key: value for key, value in self.headers.items() if key.lower() not in {"connection"}}
@@ -227,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = answer.read()
         connection.close()
         if answer.status < 300:
-            state.books.note(ask, body, data, answer.getheader("ETag") or "")
+            state.books.note(ask, told, body, data, answer.getheader("ETag") or "")
         if fault == "lost-answer":
             self.close_connection = True
             return

@@ -18,6 +18,7 @@ from pctool.checkpoint.deliver import Exported
 from pctool.checkpoint.mirror import Mirror
 from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import PosixStore
+from pctool.errors import IncompleteError
 from pctool.run.layout import RunDir, checkpoint_name
 from pctool.run.ledger import Ledger
 
@@ -146,6 +147,35 @@ def test_what_is_not_kept_is_left_to_fsx(bench: Bench) -> None:
         bench.export(bench.save(step))
         assert bench.poke()
     assert len(bench.store.names()) == 4
+
+
+def test_what_is_gone_meanwhile_is_left_to_fsx_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = bench.save(50)
+    bench.export(name, "a")
+    bench.store.s3.door(bench.store.key(name, "b")).ask("create_multipart_upload", ChecksumAlgorithm="CRC64NVME")
+
+    def removed_just_now(name: str) -> bool:
+        PosixStore(bench.run.checkpoints).remove(name)
+        return False
+
+    monkeypatch.setattr(bench.mirror, "_there", removed_just_now)
+    assert bench.poke()
+    assert "removed from the shared file system" in str(bench.said("mirror-failed", "error"))
+    assert list(bench.store.sizes(name)) == ["a"]
+    assert len(bench.s3.books.open) == 1
+
+
+def test_what_is_damaged_here_is_named_and_left_to_fsx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = bench.save(50)
+    bench.store.s3.door(bench.store.key(name, "b")).ask("create_multipart_upload", ChecksumAlgorithm="CRC64NVME")
+
+    def damaged(*_: object) -> None:
+        raise IncompleteError("damaged")
+
+    monkeypatch.setattr(bench.mirror.delivery, "files", damaged)
+    assert bench.poke()
+    assert bench.said("rejected", "name") == [name]
+    assert len(bench.s3.books.open) == 1
 
 
 def test_another_manifest_there_is_another_runs(bench: Bench) -> None:

@@ -149,6 +149,15 @@ def test_what_no_checkpoint_needs_is_aborted_and_nothing_else(run: RunDir, s3: S
     assert left == [f"run/checkpoints/{unknown}/z", f"run2/checkpoints/{mirrored}/a"]
 
 
+def test_an_upload_that_another_program_began_is_not_gone_on_with(run: RunDir, s3: StandIn, store: S3Store) -> None:
+    """S3 takes no part whose checksum is not of the kind that the upload was begun with."""
+    save(run, 50)
+    store.s3.door(store.key(NAME, "a")).ask("create_multipart_upload", ChecksumAlgorithm="CRC32")
+    assert mirror_of(run, store).poke()
+    assert look(store, NAME).ok
+    assert s3.books.open == {}
+
+
 def test_nothing_is_aborted_beside_another_runs(run: RunDir, s3: StandIn, store: S3Store) -> None:
     name = save(run, 50)
     manifest = mf.Manifest(run="/fsx/bob/run", attempt=0, step=40, parent=None, world_size=1, files={})
