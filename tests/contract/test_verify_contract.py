@@ -14,7 +14,6 @@ from s3_standin import Fault, StandIn
 
 from pctool.aws.s3 import S3, S3DownError, Stored
 from pctool.checkpoint import manifest as mf
-from pctool.checkpoint import s3read
 from pctool.checkpoint.mirror import Mirror
 from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import PosixStore, Store
@@ -202,17 +201,6 @@ def test_a_good_one_is_good_whatever_lies_beside(files: Files, tier: str) -> Non
     assert [note.split(":")[0] for note in report.notes] == ["copy of a shard", "notes"]
     assert f"a duplicate of {ONE}" in report.notes[0]
     assert "duplicate" not in report.notes[1]
-
-
-def test_s3_is_read_in_ranges(run: RunDir, url: str, s3: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3read, "RANGE_BYTES", 1000)
-    store = S3Store(url, "gpt")
-    assert Mirror(run, store, 0).poke()
-    seen: list[int] = []
-    s3.seen.clear()
-    report = verify_copy(store, NEWEST, tell=seen.append)
-    assert (report.ok, report.bytes) == (True, sum(seen))
-    assert len([path for method, path in s3.seen if method == "GET" and ONE in path]) == 2
 
 
 def test_what_s3_sends_is_what_is_judged(run: RunDir, url: str, s3: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
