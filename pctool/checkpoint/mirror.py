@@ -28,6 +28,7 @@ from pctool.checkpoint.lineage import look, parents_of, prune, rejected, turned_
 from pctool.checkpoint.manifest import judge, said_run
 from pctool.checkpoint.mark import under_way
 from pctool.checkpoint.orders import EOF, Orders
+from pctool.checkpoint.retention import Retention, as_retention, retention_from
 from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import PosixStore, Store, order, store_key
 from pctool.errors import FencedError, IncompleteError, PctoolError, UsageError
@@ -64,7 +65,7 @@ class Mirror:
         remote: Store,
         attempt: int,
         *,
-        keep: int | None = None,
+        keep: int | Retention | None = None,
         delivery: Delivery | None = None,
         uploads: Uploads | None = None,
         clock: Callable[[], float] = time.time,
@@ -138,7 +139,7 @@ class Mirror:
         check_fence(self.run, self.attempt)
         with under_way(self.run, self.attempt, name):
             data = self.local.manifest(name)
-            verdict = judge(data, self.local.sizes(name))
+            verdict = judge(data, self.local.sizes(name), name=name)
             if data is None or verdict.manifest is None:
                 raise IncompleteError(verdict.why, where=name)
             self.delivery.files(
@@ -178,7 +179,7 @@ class Mirror:
             return False
         if ours is not None and ours != theirs:
             raise with_other_contents(f"{self.remote.where}/{name}")
-        whole = judge(theirs, self.remote.sizes(name)).ok
+        whole = judge(theirs, self.remote.sizes(name), name=name).ok
         if not self.delivery.removes:  # what came by itself is there once it has been looked at, every byte
             whole = whole and name in copied_names(self.ledger.read())
         if whole:
@@ -237,7 +238,7 @@ class Mirror:
 
         Until then what it goes on from may be an old one, chosen by the owner, that newer ones would push out.
         """
-        keep = self.keep if self.keep is not None else self._kept_by_the_ranks(events)
+        keep = as_retention(self.keep) if self.keep is not None else self._kept_by_the_ranks(events)
         if keep is None or not any(order(name)[0] == self.attempt for name in self.saved_by):
             return
         others = rejected(events) | self._strangers(events).keys()
@@ -246,10 +247,9 @@ class Mirror:
         ):
             self.ledger.append("pruned", attempt=self.attempt, name=name, tier="s3")
 
-    def _kept_by_the_ranks(self, events: list[Event]) -> int | None:
+    def _kept_by_the_ranks(self, events: list[Event]) -> Retention | None:
         ours = (event for event in reversed(events) if event.event == "committed" and event.attempt == self.attempt)
-        said = next((event.fields.get("keep") for event in ours), None)
-        return int(said) if said is not None else None
+        return next((Retention.from_fields(event.fields) for event in ours), None)
 
     def _clear_unfinished(self, unfinished: list[str], events: list[Event]) -> None:
         """Remove copies that will never be finished: of what this run saved and what is no longer to be sent.
@@ -343,9 +343,10 @@ def _deadline(line: str) -> float:
         return 0.0
 
 
-def _keep(environ: Mapping[str, str]) -> int | None:
-    keep = environ.get(env.KEEP, "")
-    return int(keep) if keep.isdigit() else None
+def _keep(environ: Mapping[str, str]) -> Retention | None:
+    """Return what the job says is kept, None where it leaves that to the script."""
+    keep = retention_from(environ)
+    return keep if keep.removes else None
 
 
 def _way(environ: Mapping[str, str]) -> str:
