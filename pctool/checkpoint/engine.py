@@ -72,7 +72,7 @@ class Engine:
         self._client = WriterClient(setup.writer, say=say, on_commit=on_commit)
         self._sender: threading.Thread | None = None
         self._copying = ""
-        self._shared = -1  # the memory that the writer knows
+        self._shared = 0  # the generation of the memory that the writer knows
         self._random = b""
         self.last: Result | None = None  # of the last save that is over
 
@@ -199,7 +199,7 @@ class Engine:
 
     def _meet(self) -> None:
         """Have all writers know the coordinator. A writer that died is replaced. Raises RanksFailedError."""
-        self._shared = -1
+        self._shared = 0
         token = secrets.token_hex(16)
         self._group.agree("starting the checkpoint writer", self._connect)
         host, port, token = self._group.first(lambda: (*self._coordinate(token), token))
@@ -231,9 +231,9 @@ class Engine:
             image, staging = self._planner.image, self._staging
             if staging.fit(image.fixed + sum(values.lengths)) or staging.image is not image:
                 staging.prepare(image, values.tensors)
-            if self._shared != staging.fd:
+            if self._shared != staging.generation:
                 self._client.share(staging.fd, staging.capacity)
-                self._shared = staging.fd
+                self._shared = staging.generation
             staging.append(image.fixed, values.loose)
             late = state.late_pointers() if any(tensor.is_cuda for tensor in values.tensors) else frozenset()
             return staging.copy(values.tensors, late=[tensor.data_ptr() in late for tensor in values.tensors])

@@ -23,6 +23,7 @@ class Staging:
 
     def __init__(self) -> None:
         self.fd = -1
+        self.generation = 0  # tells one memory from the next, whose descriptor may have the same number
         self.capacity = 0
         self.size = 0
         self._map: mmap.mmap | None = None
@@ -39,6 +40,7 @@ class Staging:
         # room for what is serialised anew each time to grow, and whole huge pages for the kernel to use if it will
         self.capacity = aligned(size + max(size >> 6, 1 << 20))
         self.fd = os.memfd_create("pctool-staging", os.MFD_CLOEXEC)
+        self.generation += 1
         os.ftruncate(self.fd, self.capacity)
         self._map = mmap.mmap(self.fd, self.capacity, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._all = torch.frombuffer(self._map, dtype=torch.uint8)

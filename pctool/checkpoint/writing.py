@@ -84,6 +84,8 @@ def _open(path: Path) -> int:
 
 def _write(fd: int, memory: memoryview, size: int, path: Path) -> None:
     end, at = aligned(size), 0
+    if end > len(memory):
+        raise OSError(errno.EFAULT, f"the memory to be written has {len(memory)} bytes, not {end}", str(path))
     while at < end:
         try:
             at += os.pwrite(fd, memory[at : min(at + CHUNK, end)], at)
