@@ -116,9 +116,11 @@ class VerifiedReader(FileSystemReader):
                 continue
             tensor = self._tensor(item, data)
             for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                tensor = tensor.narrow(dim, offset, length)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(tensor)
+                if length != tensor.shape[dim]:  # a sparse one is always whole, and cannot be narrowed
+                    tensor = tensor.narrow(dim, offset, length)
+            target = planner.resolve_tensor(item)
+            with torch.no_grad():  # what `detach` makes of a sparse tensor is another one: nothing would be loaded
+                target.copy_(tensor)
             planner.commit_tensor(item, target)
 
     def _tensor(self, item: ReadItem, data: memoryview) -> torch.Tensor:

@@ -118,6 +118,8 @@ class Writer:
         except (OSError, BrokenFrameError):
             pass  # the same as its end
         if link is self._link:
+            self._link = None  # what is sent there from now on would be lost without a word
+            link.close()
             self._tell({"op": "cut", "why": "the writer of rank 0 has gone"})
 
     def _cut(self) -> None:
