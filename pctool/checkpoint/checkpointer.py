@@ -111,7 +111,8 @@ class Checkpointer:
         where newer ones have vanished, ForeignCheckpointError, StoreUnreadableError: never "none" for what is merely
         unreadable.
         """
-        began, settings, wanted = time.time(), self.settings, self._state(state)
+        began, settings = time.time(), self.settings
+        wanted = self.saver.state = self._state(state)
 
         def take_in(folder: Path, manifest: mf.Manifest) -> tuple[Loaded, frozenset[str]]:
             check(manifest, folder)

@@ -61,7 +61,7 @@ class WriterClient:
         self._verdict = threading.Condition()
         self._results: dict[str, Result] = {}
         self._in_flight: str | None = None
-        self._durable: float | None = None
+        self.written = ""  # the save whose files of this rank are durable
         self.alive = False
         self.joined = False
 
@@ -149,6 +149,12 @@ class WriterClient:
         if process is not None and process.poll() is None:
             process.returncode = 0  # it ends by itself, and is nobody's to wait for: not a leak to be warned of
 
+    def _abandon(self) -> None:
+        """Do without a writer that hangs; one of our own must not go on once it can, beside the one that follows."""
+        if self._process is not None:
+            self._process.kill()
+        self.close(wait=False)
+
     def _order(self, name: str, fields: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         with self._verdict:
             self._results.pop(name, None)
@@ -200,6 +206,7 @@ class WriterClient:
         try:
             frame = self._answers.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
+            self._abandon()  # else its late answer would pass for that to the next question
             raise WriterLostError(f"the checkpoint writer did not answer in {_ANSWER_S:g} s") from None
         if frame is None or frame.op != op:
             why = "has gone" if frame is None else str(frame.fields.get("why"))
@@ -242,7 +249,9 @@ class WriterClient:
             self._fail(str(fields["why"]))
         elif frame.op == "refused" and self._in_flight is not None and self.joined:
             self._fail(str(fields["why"]))
-        elif frame.op != "durable":
+        elif frame.op == "durable":
+            self.written = str(fields["name"])
+        else:
             answers.put(frame)
 
     def _fail(self, why: str) -> None:

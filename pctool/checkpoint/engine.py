@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import threading
 import time
@@ -23,12 +24,14 @@ from pctool.checkpoint.group import Group
 from pctool.checkpoint.planning import Planner, Values
 from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.staging import Copied, Staging
+from pctool.checkpoint.stores import order as place_of
 from pctool.checkpoint.torch import METADATA, Identity, State, quiet
 from pctool.errors import FencedError, IncompleteError
 from pctool.run.layout import checkpoint_name
 
 _FAILED, _PLAN, _LENGTHS, _WRITER, _BUSY = range(5)  # places in what the ranks agree on at each save
 _FLAGS = 5
+_PATIENCE_S = 30.0  # a wait for the save before is said after so long, and after double that, and so on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +95,7 @@ class Engine:
         RanksFailedError on every rank if it failed on any, FencedError if a newer attempt has been seen.
         """
         clock = time.monotonic()
-        skip = self._setup.busy == "skip" and not wait
-        self.settle(0.0 if skip else None)
+        self.settle(0.0 if self.skips and not wait else None)
         busy = self.in_flight is not None
         waited, began, clock = time.monotonic() - clock, time.time(), time.monotonic()
         mine = self._take(state)
@@ -124,7 +126,7 @@ class Engine:
             if self._sender.is_alive():
                 return self.last
             self._sender = None
-        result = self._client.wait(timeout)
+        result = self._verdict(timeout)
         if result is not None:
             self.last = result
             if result.fenced:
@@ -132,6 +134,11 @@ class Engine:
                     result.why, where=str(self._setup.identity.run.path), fix="end this attempt: another has taken over"
                 )
         return self.last
+
+    @property
+    def skips(self) -> bool:
+        """Return whether a save that is due while another is in flight is left out."""
+        return self._setup.busy == "skip"
 
     @property
     def in_flight(self) -> str | None:
@@ -147,8 +154,29 @@ class Engine:
 
     def leave(self) -> None:
         """Let the writer go, which ends what it was ordered, and free the host memory."""
-        self._client.close()
+        self._client.close(wait=self.in_flight is None)  # one that is at work was waited for long enough
         self._staging.close()
+
+    def _verdict(self, timeout: float | None) -> Result | None:
+        """Wait for how the save in flight ends; say at growing intervals that this is still being waited for."""
+        began = time.monotonic()
+        end = math.inf if timeout is None else began + timeout
+        patience = _PATIENCE_S
+        while True:
+            result = self._client.wait(max(0.0, min(end, began + patience) - time.monotonic()))
+            waited = time.monotonic() - began
+            if result is not None or self.in_flight is None or began + waited >= end:
+                return result
+            if waited >= patience:
+                patience *= 2
+                self._complain(waited)
+
+    def _complain(self, waited: float) -> None:
+        """Say so on rank 0, and on each rank that is among those waited for."""
+        name = self.in_flight or ""
+        mine = "" if self._client.written == name else f": the files of rank {self._group.rank} are not written yet"
+        if mine or self._group.rank == 0:
+            self._say(f"still waiting for the save of step {place_of(name)[1]} (for {waited:.0f} s){mine}")
 
     def _take(self, state: State) -> _Mine:
         """Take this rank's part of the state; what fails is told to all in the agreement that follows."""

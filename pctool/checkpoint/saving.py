@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -84,7 +85,7 @@ class Saver:
             say(self._told)
 
     def save(self, step: int, position: Mapping[str, Any], step_s: float = 0.0) -> None:
-        """Copy on every rank and go on together while it is written; a save before it is waited for.
+        """Copy on every rank and go on together while it is written; a save before it is waited for, or this skipped.
 
         A failure on any rank fails it for all, is in the ledger, and training goes on. `step_s` is what a step takes.
         Raises FencedError.
@@ -95,7 +96,7 @@ class Saver:
     def _save(self, step: int, position: Mapping[str, Any]) -> None:
         with self._saving():
             try:
-                self._take_note(self.engine.settle())
+                self._take_note(self.engine.settle(0.0 if self.engine.skips else None))
                 started = self._start(step, position, wait=False)
             except FencedError:
                 raise
@@ -103,7 +104,7 @@ class Saver:
                 self._failed(step, error)
                 return
         if started is None and self.group.rank == 0:
-            self.ledger.append("save-skipped", attempt=self.identity.attempt, step=step, why=_BUSY)
+            self._skipped(step)
         self.copied = started.copied if started is not None else None
         if not self.state.updates:
             self.before_update()
@@ -114,13 +115,16 @@ class Saver:
         if copied is not None:
             copied.before_update()
 
-    def save_and_leave(self, step: int, position: Mapping[str, Any]) -> bool:
+    def save_and_leave(self, step: int, position: Mapping[str, Any], *, within_s: float | None = None) -> bool:
         """Save on every rank and return whether the checkpoint is complete. Never raises for a save that failed."""
+        end = None if within_s is None else time.monotonic() + within_s
         with self._saving():
             try:
-                self._take_note(self.engine.settle())
+                self._take_note(self.engine.settle(within_s))
+                if self.group.most([int(self.engine.in_flight is not None)])[0]:
+                    raise IncompleteError(_BUSY)
                 self._start(step, position, wait=True)
-                self._take_note(self.engine.settle())
+                self._take_note(self.engine.settle(None if end is None else max(0.0, end - time.monotonic())))
             except (PctoolError, OSError) as error:
                 self._failed(step, error)
         return self.saved_step == step
@@ -162,6 +166,12 @@ class Saver:
             self.costs.add(SaveCost(stall_s=stall_s, persist_s=persist_s, bytes=result.bytes))
         elif self.group.rank == 0 and not result.told:
             self._failed(order(result.name)[1], IncompleteError(result.why))
+
+    def _skipped(self, step: int) -> None:
+        """Enter a save that was left out; in a thread, since what holds up the save may hold up the ledger as well."""
+        fields = {"attempt": self.identity.attempt, "step": step, "why": _BUSY}
+        threading.Thread(target=self.ledger.append, args=("save-skipped",), kwargs=fields, daemon=True).start()
+        say(f"step {step} is not saved: {_BUSY}")
 
     def _failed(self, step: int, error: Exception) -> None:
         """Enter a save that came to nothing before the writers knew of it; what they know of, they enter."""

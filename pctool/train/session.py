@@ -22,7 +22,7 @@ from pctool.checkpoint.torch import State
 from pctool.errors import UsageError
 from pctool.run.page import Outcome
 from pctool.train.loading import end_workers
-from pctool.train.stop import Costs, Decision, KeyValue, StopAgreement
+from pctool.train.stop import GRACE_S, Costs, Decision, KeyValue, StopAgreement
 
 _NEIGHBOUR_S = 1800.0  # as long as the ranks' own agreement may take; launch ends ranks at the deadline anyway
 _PAGE_PERIOD_S = 0.01  # memory only
@@ -116,9 +116,12 @@ class Session:
         if first:
             checkpointer.ledger.append("stop-step", attempt=checkpointer.attempt, step=self.step)
             say(f"stopping at step {self.step}" + (f" without a save: {decision.why}" if decision.why else ""))
-        saved = checkpointer.saver.saved(self.step, within_s=None if decision.save else max(0.0, decision.left_s))
+        saver = checkpointer.saver
+        saver.state = self.state
+        saved = saver.saved(self.step, within_s=self._left_s(decision))
         if not saved and decision.save:
-            saved = checkpointer.saver.save_and_leave(self.step, {"step": self.step, **self._position()})
+            position = {"step": self.step, **self._position()}
+            saved = saver.save_and_leave(self.step, position, within_s=self._left_s(decision))
         elif not saved and first:
             checkpointer.ledger.append(
                 "final-save-skipped",
@@ -129,10 +132,18 @@ class Session:
                 why=decision.why,
             )
         self._tell(Outcome.STOPPED if saved else Outcome.STOPPED_UNSAVED)
-        if decision.save:
+        if saved:
             checkpointer.close()
         end_workers()  # a loader would give them five seconds each, and a notice has none to spare
         raise SystemExit(0)
+
+    def _left_s(self, decision: Decision) -> float | None:
+        """Return how long a save may be waited for, None for as long as it takes."""
+        if not decision.save:
+            return max(0.0, decision.left_s)
+        deadline = self.checkpointer.page.deadline if self.checkpointer.page is not None else 0.0
+        # a deadline that has passed with the node still alive is no reason not to try
+        return max(deadline - time.time(), GRACE_S) if deadline else None
 
     def _tell(self, outcome: Outcome) -> None:
         """Say how this node's ranks end. The other ranks of a node wait for the one that says it.

@@ -197,5 +197,3 @@ def main(job: Job, body: Callable[[Job], None]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # as after a loss: no destructor of torch may wait for a rank that is gone
-
-

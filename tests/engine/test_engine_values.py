@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.reader import VerifiedReader
-from pctool.checkpoint.torch import TrainState, quiet
+from pctool.checkpoint.torch import quiet
 from pctool.run.layout import RunDir
 
 LONG = "k" * 5000
