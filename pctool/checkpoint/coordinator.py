@@ -270,10 +270,10 @@ class Coordinator:
         Everybody has answered, so nobody writes there any more.
         """
         step = order.step if order is not None else None
+        if not fenced:
+            self._clear(name)  # first, since on a full disk it makes the room that the ledger needs
         self._enter("commit-failed", name=name, step=step, error=why)
         self._say(f"step {step} could not be saved: {why}")
-        if not fenced:
-            self._clear(name)
         self._broadcast({"op": "failed", "name": name, "why": why, "fenced": fenced})
 
     def _clear(self, name: str) -> None:

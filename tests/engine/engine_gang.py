@@ -81,7 +81,7 @@ class Gang:
     def writer_pids(self) -> list[int]:
         """Return the writers that are alive, oldest first; with `served`, without their server."""
         server = self.server_pid()
-        return sorted(pid for pid in _writers_of(self.run) if pid != server)
+        return sorted(pid for pid in _writers_of(self.run, self.attempt) if pid != server)
 
     def writer_of(self, rank: int) -> int | None:
         """Return the pid of a rank's own writer, None where it is launch's, or has gone."""
@@ -120,7 +120,7 @@ class Gang:
             if process.is_alive():
                 process.kill()
                 process.join()
-        for pid in _writers_of(self.run):
+        for pid in _writers_of(self.run, self.attempt):
             send(pid, signal.SIGKILL)
         if self.writers is not None:
             self.writers.close()
@@ -175,7 +175,7 @@ class Gang:
             imds="",
             notice_file=self.scratch / "notice",
             store=None,
-            environ={**os.environ, env.RUN_DIR: str(self.run.path)},
+            environ={**os.environ, env.RUN_DIR: str(self.run.path), env.ATTEMPT: str(self.attempt)},
         )
 
 
@@ -212,15 +212,16 @@ def events(run: RunDir, *kinds: str, attempt: int | None = None) -> list[Event]:
     return [event for event in found if attempt is None or event.attempt == attempt]
 
 
-def _writers_of(run: RunDir) -> list[int]:
-    """Return all processes that run a writer for this run: what they inherited of the environment says so."""
+def _writers_of(run: RunDir, attempt: int) -> list[int]:
+    """Return all processes that run a writer for this attempt: what they inherited of the environment says so."""
+    wanted = {f"{env.RUN_DIR}={run.path}".encode(), f"{env.ATTEMPT}={attempt}".encode()}
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 line = Path(f"/proc/{name}/cmdline").read_bytes()
-                mine = f"{env.RUN_DIR}={run.path}".encode() + b"\0"
-                if b"pctool.checkpoint.writer" in line and mine in Path(f"/proc/{name}/environ").read_bytes():
+                environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+                if b"pctool.checkpoint.writer" in line and wanted <= set(environ):
                     found.append(int(name))
             except OSError:
                 continue  # it has ended

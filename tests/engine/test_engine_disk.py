@@ -123,18 +123,25 @@ def test_a_disk_that_is_full_at_any_stage(mount: Mount, capfd: pytest.CaptureFix
     whole = bench.run.checkpoints / "000000-00000001"
     needed = sum(-(-path.stat().st_size // PAGE) for path in whole.iterdir())
     data = next(whole.glob("*.distcp")).stat().st_size // PAGE
-    steps, stages = [1], set()
+    steps, stages, unwritten, entered = [1], set(), set(), 0
     rooms = [0, data // 2, *range(data - 1, needed + 5)]
     for step, room in enumerate(rooms, start=2):
-        if step % 8 == 0:  # the ledger must not always have room in its last page
-            bench.run.ledger.write_text("")
+        with bench.run.ledger.open("a") as ledger:  # its last page must have no room
+            ledger.write(" " * (-(ledger.tell() + 1) % PAGE) + "\n")
         filler = fill(folder, room * PAGE)
         done = bench.save(step)
-        why = bench.why(step, capfd.readouterr().err)
+        said = capfd.readouterr().err
+        why = bench.why(step, said)
         filler.unlink()
         if done:
             steps.append(step)
+            told = {event.fields["step"] for event in events(bench.run, "committed")}
+            unwritten |= {step} - told
+            assert (step in told) != (f"{bench.run.ledger} cannot be written" in said)
         else:
+            failed = [event.fields["step"] for event in events(bench.run, "commit-failed")]
+            assert (step in failed) != (f"{bench.run.ledger} cannot be written" in said)
+            entered += step in failed
             assert "No space left on device" in why
             stages |= {file for file in STAGES if file in why and f"{step:08d}/" in why}
             assert not (bench.run.checkpoints / f"000000-{step:08d}").exists(), "it takes the room of the next"
@@ -143,6 +150,8 @@ def test_a_disk_that_is_full_at_any_stage(mount: Mount, capfd: pytest.CaptureFix
             PosixStore(bench.run.checkpoints).remove(f"000000-{old:08d}")
             steps.remove(old)
     assert stages == STAGES
+    assert entered, "what a save leaves must make room for the ledger"
+    assert unwritten, "the ledger was never what did not fit"
     assert bench.save(99)
     bench.check(*steps, 99)
     bench.saver.close()
