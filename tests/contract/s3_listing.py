@@ -17,6 +17,7 @@ from urllib.parse import quote
 from s3_multipart import Ask, parse
 
 PAGE = 1000
+_LAST = "\U0010ffff"  # after every name in a folder
 
 
 @dataclass
@@ -33,11 +34,15 @@ class Tree:
         """Return how many pages were listed."""
         return sum("list-type" in ask.query for ask in self.asked)
 
+    def __post_init__(self) -> None:
+        self._names = sorted(self.folders)
+
     def keys(self, after: str) -> Iterator[tuple[str, int]]:
         """Yield keys and sizes that come after a key, in order, without making the others."""
-        names = sorted(self.folders)
         first = after[len(self.prefix) :].partition("/")[0] if after.startswith(self.prefix) else ""
-        for name in names[max(bisect.bisect_left(names, first), 0) :]:
+        for name in self._names[bisect.bisect_left(self._names, first) :]:
+            if after >= f"{self.prefix}{name}/{_LAST}":
+                continue
             for file in sorted(self.folders[name], key=str.encode):
                 key = f"{self.prefix}{name}/{file}"
                 if key > after:
@@ -45,16 +50,16 @@ class Tree:
 
     def entries(self, prefix: str, delimiter: str, after: str) -> Iterator[tuple[str, int | None]]:
         """Yield what a listing holds: keys with their sizes, and folders (size None) once each."""
-        last = ""
-        for key, size in self.keys(max(after, prefix)):
-            if not key.startswith(prefix):
-                return
-            head, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+        found = self.keys(max(after, prefix))
+        while (entry := next(found, None)) is not None and entry[0].startswith(prefix):
+            head, slash, _ = entry[0][len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             if not slash:
-                yield key, size
-            elif (folder := prefix + head + slash) not in {last, after}:
-                last = folder
+                yield entry
+                continue
+            folder = prefix + head + slash
+            if folder != after:
                 yield folder, None
+            found = self.keys(folder + _LAST)  # the rest of it is rolled up
 
 
 def page_of(tree: Tree, query: Mapping[str, str]) -> bytes:
