@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Callable
+from typing import cast
 
 from pctool.errors import UsageError
 
@@ -19,7 +20,7 @@ _ONE = 1 << 63  # x^0 in that order
 
 def crc64(data: bytes, before: int = 0) -> int:
     """Return the CRC64-NVME of `data`, going on from that of what came before. Raise UsageError without awscrt."""
-    return _function()(data, before)
+    return function()(data, before)
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
@@ -54,14 +55,14 @@ def _carry(length: int) -> int:
     return power
 
 
-@functools.cache
-def _function() -> Callable[[bytes, int], int]:
+def function() -> Callable[[bytes | memoryview, int], int]:
+    """Return awscrt's CRC64-NVME: (data, value so far) -> value. Raise UsageError where it is not installed."""
     try:
         from awscrt import checksums
     except ImportError:
         raise UsageError(
-            "awscrt is not installed, so what goes to S3 cannot be checksummed",
-            fix="install pctool with its s3 extra: pip install 'pctool[s3]'",
+            "awscrt is not installed, so checkpoints cannot be checksummed",
+            fix="install pctool with its checkpoint extra: pip install 'pctool[checkpoint]'",
         ) from None
-    function: Callable[[bytes, int], int] = checksums.crc64nvme
-    return function
+    # it is declared for bytes, and takes any buffer
+    return cast("Callable[[bytes | memoryview, int], int]", checksums.crc64nvme)

@@ -7,16 +7,16 @@ for a file in memory, on the shared file system and on S3.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pctool.errors import IncompleteError, UsageError
+from pctool.aws import crc64
+from pctool.errors import IncompleteError
 from pctool.run.layout import checkpoint_name, parse_checkpoint_name
 
 NAME = "MANIFEST"
@@ -75,16 +75,11 @@ class Verdict:
 
 def crc64nvme(chunks: Iterable[bytes]) -> str:
     """Return the CRC64-NVME of the chunks, one after the other, in the form S3 writes it."""
-    update = crc_function()
+    update = crc64.function()
     value = 0
     for chunk in chunks:
         value = update(chunk, value)
-    return sum_text(value)
-
-
-def sum_text(value: int) -> str:
-    """Return a CRC64-NVME in the form S3 writes it: base64, big-endian."""
-    return base64.b64encode(value.to_bytes(8, "big")).decode()
+    return crc64.text(value)
 
 
 def crc64nvme_file(path: Path) -> str:
@@ -248,16 +243,3 @@ def _plain_name(name: str) -> str:
 
 def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def crc_function() -> Callable[[bytes | memoryview, int], int]:
-    """Return awscrt's CRC64-NVME: (data, value so far) -> value. Raise UsageError where it is not installed."""
-    try:
-        from awscrt import checksums
-    except ImportError:
-        raise UsageError(
-            "awscrt is not installed, so checkpoints cannot be checksummed",
-            fix="install pctool with its checkpoint extra: pip install 'pctool[checkpoint]'",
-        ) from None
-    # it is declared for bytes, and takes any buffer
-    return cast("Callable[[bytes | memoryview, int], int]", checksums.crc64nvme)

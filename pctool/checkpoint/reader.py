@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future as TorchFuture
 
+from pctool.aws import crc64
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.image import wrapping
 from pctool.errors import IncompleteError
@@ -102,12 +103,12 @@ class VerifiedReader(FileSystemReader):
             size = os.fstat(file.fileno()).st_size
             if size != entry.size:
                 raise self._damaged(name, f"{size} bytes where the manifest says {entry.size}")
-            update, value = mf.crc_function(), 0
+            update, value = crc64.function(), 0
             for piece, part, whole in _stream(file.fileno(), _pieces(entries, size), pool):
                 value = update(part, value)
                 if whole is not None:
                     self._deliver(piece, whole, planner)
-        self._prove(name, size, mf.sum_text(value))
+        self._prove(name, size, crc64.text(value))
 
     def _deliver(self, piece: _Piece, data: memoryview, planner: LoadPlanner) -> None:
         for item in piece.items:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pctool.aws import crc64
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.stores import PosixStore, Store, order, unreadable
 from pctool.checkpoint.target import Target, pick
@@ -122,7 +123,7 @@ def read_sums(store: Store, name: str, manifest: mf.Manifest, files: Iterable[st
 def sum_of_file(path: Path, tell: Tell) -> str:
     """Return a file's CRC64-NVME; a bad block is told in its place. Raise StoreUnreadableError for any other error."""
     buffer = memoryview(bytearray(_CHUNK))
-    update, value = mf.crc_function(), 0
+    update, value = crc64.function(), 0
     try:
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
@@ -134,7 +135,7 @@ def sum_of_file(path: Path, tell: Tell) -> str:
         if error.errno != errno.EIO:
             raise unreadable(path, error) from error
         return f"cannot be read: {os.strerror(errno.EIO)}"
-    return mf.sum_text(value)
+    return crc64.text(value)
 
 
 def kept_sums(store: Store, name: str, files: Iterable[str]) -> dict[str, str | None]:

@@ -12,7 +12,8 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from pctool.checkpoint.manifest import FileEntry, crc_function, sum_text
+from pctool.aws import crc64
+from pctool.checkpoint.manifest import FileEntry
 
 ALIGNMENT = 4096  # of memory, offset and length, for O_DIRECT on any file system in use
 CHUNK = 32 << 20  # bytes a write: measured best here among 1 to 32 MiB; a multiple of Lustre's 1 to 16 MiB stripes
@@ -62,10 +63,10 @@ def write_bytes(data: bytes, path: Path) -> FileEntry:
 
 def checksum_of(memory: memoryview) -> str:
     """Return the CRC64-NVME of memory in the form S3 writes it."""
-    update, value = crc_function(), 0
+    update, value = crc64.function(), 0
     for start in range(0, len(memory), _CRC_CHUNK):
         value = update(memory[start : start + _CRC_CHUNK], value)
-    return sum_text(value)
+    return crc64.text(value)
 
 
 def _known(checksum: Future[str]) -> str:

@@ -20,14 +20,14 @@ from engine_ranks import Known
 
 from pctool.checkpoint import engine as engine_module
 from pctool.checkpoint import manifest as mf
+from pctool.checkpoint import saving
 from pctool.checkpoint.engine import Engine, Setup
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.lineage import find_resume
+from pctool.checkpoint.saving import RankLedger, Saver
 from pctool.checkpoint.stores import PosixStore
 from pctool.checkpoint.torch import Identity, TrainState, load
 from pctool.run.layout import RunDir
-from pctool.train import saving
-from pctool.train.saving import RankLedger, Saver
 
 pytestmark = pytest.mark.root
 
