@@ -15,6 +15,7 @@ import torch
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint import rng
+from pctool.checkpoint.branch import branch_point
 from pctool.checkpoint.engine import Engine, Setup
 from pctool.checkpoint.group import Group
 from pctool.checkpoint.lineage import newest_attempt
@@ -58,7 +59,8 @@ class Checkpointer:
     A save is due `every` so many steps, or "10min", or "auto" (what loses least by the measured costs); the `keep`
     newest ones stay, those younger than `keep_for` ("7d"), and one in each `keep_every` steps for good; with none of
     them, all. `busy` says what a due save does while the one before is under way: "wait", or "skip". What the job spec
-    says wins over all of these. All methods but `due` and `close` meet all ranks: call them in the same order on each.
+    says wins over all of these. A run that has no checkpoint begins from `start_from`, another run's directory or
+    checkpoint. All methods but `due` and `close` meet all ranks: call them in the same order on each.
 
         checkpointer = Checkpointer("run", every=500, keep=3)
         restored = checkpointer.restore({"model": model, "optimizer": optimizer})
@@ -81,6 +83,7 @@ class Checkpointer:
         keep: int | None = None,
         keep_for: str | None = None,
         keep_every: int | None = None,
+        start_from: str | Path | None = None,
         busy: Literal["wait", "skip"] = "wait",
     ) -> None:
         mf.crc64nvme([])  # without awscrt every save would fail: say so before any step is trained
@@ -101,6 +104,7 @@ class Checkpointer:
         self._mirror = self._own_mirror()
         self.saver = self._open_saver(busy)
         self._hooked: set[int] = set()
+        self._start_from = None if start_from is None else str(start_from)
 
     def restore(
         self, state: Values, *, check: Callable[[mf.Manifest, Path], None] = lambda *_: None
@@ -122,8 +126,9 @@ class Checkpointer:
         whole = find_whole(settings.run, settings.store, self.group, self.ledger, self.attempt, take_in)
         self._tell_restored(whole, began)
         if whole is None or whole.loaded is None:
-            self._begin_schedule(0)
-            return None
+            branched = self._branch(wanted, check) if self._start_from is not None else None
+            self._begin_schedule(branched.step if branched is not None else 0)
+            return branched
         point = whole.point
         self.saver.parent, self.saver.saved_step = point.name, point.step
         self._begin_schedule(point.step)
@@ -164,6 +169,18 @@ class Checkpointer:
         if self._mirror is not None and not self._mirror.finish():
             say(f"not all is on {self.settings.store} yet: the next attempt goes on with it; see the ledger")
 
+    def _branch(self, state: State, check: Callable[[mf.Manifest, Path], None]) -> Restored:
+        """Take another run's checkpoint in, and go on from its step; the first save is this run's own."""
+        source, run = str(self._start_from), self.settings.run
+        folder, manifest = self.group.first(lambda: branch_point(source, run))
+        check(manifest, folder)
+        loaded = load(state, folder, manifest, self.group)
+        if self.group.rank == 0:
+            step = manifest.step
+            self.ledger.append("branched", attempt=self.attempt, source=str(folder), step=step)
+            say(f"starting from {folder} at step {step}")
+        return Restored(step=manifest.step, name=folder.name, tier="posix", position=manifest.position, loaded=loaded)
+
     def _state(self, values: Values) -> State:
         state = PlainState(values) if isinstance(values, Mapping) else values
         if torch.cuda.is_available() and isinstance(state, TrainState):
@@ -178,7 +195,7 @@ class Checkpointer:
             return
         if whole is None:
             self.ledger.append("fresh", attempt=self.attempt)
-            say("no checkpoint yet: starting at step 0")
+            say("no checkpoint yet" + ("" if self._start_from is not None else ": starting at step 0"))
             return
         point, seconds = whole.point, round(time.time() - began, 3)
         self.ledger.append(

@@ -30,6 +30,7 @@ EVENTS = {
     "stop-step": "the ranks agreed where to stop: step",
     "resumed": "ranks restored a checkpoint: name, step, tier, seconds",
     "fresh": "ranks found no checkpoint and start at step 0",
+    "branched": "a new run begins from another run's checkpoint: source, step",
     "first-step": "the first step of the attempt is done: step",
     "committed": "a checkpoint is complete: name, step, bytes, seconds, stall_s (training stood still), "
     "waited_s (before that, for the save before), tier (posix), "

@@ -29,8 +29,9 @@ class Run:
     `load_state_dict` by name, whose state is each rank's own (a module's is one over all ranks). A checkpoint is saved
     `every` so many steps, or "10min", or "auto"; at the stop; and at the end. The `keep` newest stay, those younger
     than `keep_for` ("7d"), and one in each `keep_every` steps for good; with none of them, all. What the job spec says
-    wins over these. Checkpoints lie in the run directory of the job; without pctool's batch script in `run_dir`, by
-    default ./run. A save stalls the training for a copy into host memory; it is complete a while later.
+    wins over these. A new run begins from `start_from`, another run's directory or checkpoint, at its step and place in
+    the data; that run keeps it. Checkpoints lie in the run directory of the job; without pctool's batch script in
+    `run_dir`, by default ./run. A save stalls the training for a copy into host memory; it is complete a while later.
     """
 
     def __init__(
@@ -46,10 +47,17 @@ class Run:
         keep_every: int | None = None,
         run_dir: str | None = None,
         store: str | None = None,
+        start_from: str | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         checkpointer = Checkpointer(
-            run_dir, mirror=store, every=every, keep=keep, keep_for=keep_for, keep_every=keep_every
+            run_dir,
+            mirror=store,
+            every=every,
+            keep=keep,
+            keep_for=keep_for,
+            keep_every=keep_every,
+            start_from=start_from,
         )
         self.settings = checkpointer.settings
         self.group = checkpointer.group

@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from pctool.checkpoint.saving import Saver
-from pctool.errors import UsageError
+from pctool.errors import NotFoundError, UsageError
+from pctool.run.ledger import Ledger
 from pctool.train import Run
 
 
@@ -82,3 +83,27 @@ def test_a_second_loop_is_refused() -> None:
     with pytest.raises(UsageError, match="called a second time"):
         train(run, 6)
     assert train(start(), 6)  # the end of the first was saved
+
+
+def test_a_run_may_begin_from_anothers_checkpoint_which_is_kept_for_it() -> None:
+    first = start(run_dir="first", every=2, keep=2)
+    train(first, 4)
+    branch = start(run_dir="branch", start_from="first/checkpoints/000000-00000002")
+    assert branch.step == 2
+    assert len(train(branch, 5)) == 3
+    assert [event.event for event in Ledger(branch.settings.run.ledger).read()][:2] == ["fresh", "branched"]
+    again = start(run_dir="branch", start_from="first")  # once it has its own, it goes on from them
+    assert again.step == 5
+    train(start(run_dir="first", every=2, keep=2), 12)
+    assert sorted(os.listdir("first/checkpoints")) == [
+        ".refs",
+        "000000-00000002",
+        "000001-00000010",
+        "000001-00000012",
+    ]
+
+
+@pytest.mark.parametrize(("source", "words"), [("nowhere", "no complete checkpoint"), ("x/000000-00000002", "no such")])
+def test_what_is_not_there_is_nothing_to_begin_from(source: str, words: str) -> None:
+    with pytest.raises(NotFoundError, match=words):
+        start(start_from=source)
