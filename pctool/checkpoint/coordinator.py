@@ -21,7 +21,7 @@ from typing import Any
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.fence import check_fence
-from pctool.checkpoint.frames import BrokenFrameError, Frame, Receiver, send
+from pctool.checkpoint.frames import LINE_MAX, BrokenFrameError, Frame, Receiver, send
 from pctool.checkpoint.lineage import clear_unfinished, parents_of, prune, rejected
 from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
@@ -31,6 +31,7 @@ from pctool.run.ledger import Ledger
 from pctool.run.page import Page
 
 _HELLO_S = 10.0  # a connection that has not said who it is by then is none of ours
+_HELLO_BYTES = 4096  # nor is one that says more than that
 _SEND_S = 30.0
 
 
@@ -147,7 +148,7 @@ class Coordinator:
             sock, _ = self._server.accept()
             sock.settimeout(_SEND_S)
             keep_alive(sock)
-            self._peers[sock.fileno()] = _Peer(sock, Receiver(sock), time.monotonic())
+            self._peers[sock.fileno()] = _Peer(sock, Receiver(sock, most=_HELLO_BYTES), time.monotonic())
             self._selector.register(sock, selectors.EVENT_READ)
 
     def _unknown(self) -> list[_Peer]:
@@ -195,12 +196,12 @@ class Coordinator:
         self._settle(name)
 
     def _greet(self, peer: _Peer, frame: Frame) -> None:
-        rank = int(frame.fields["rank"])
+        rank = frame.fields["rank"]
         if frame.op != "hello" or not hmac.compare_digest(str(frame.fields.get("token")), self._token):
             raise BrokenFrameError("not one of this run's writers")
-        if not 0 <= rank < self.world:
+        if not isinstance(rank, int) or not 0 <= rank < self.world:
             raise BrokenFrameError(f"rank {rank} of {self.world}")
-        peer.rank = rank
+        peer.rank, peer.receiver.most = rank, LINE_MAX
         self._ranks[rank] = peer
         self._gone.discard(rank)
         self._tell(peer, {"op": "welcome"})

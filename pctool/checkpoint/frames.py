@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LINE_MAX = 64 << 20  # bytes; the entries of 8,192 files are 1 MB
+LINE_MAX = 64 << 20  # bytes; the entries of 8,192 files are 1 MB
 _BLOB_MAX = 1 << 40
 _FDS_MAX = 4
 _CHUNK = 1 << 16
@@ -49,10 +49,12 @@ def send(
 
 
 class Receiver:
-    """The messages of one socket, in order. Use from one thread."""
+    """The messages of one socket, in order, of at most `most` bytes each. Use from one thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, most: int = _BLOB_MAX) -> None:
         self._sock = sock
+        self.most = most
+        self._searched = 0  # so many bytes hold no end of a line
         self._unix = sock.family == socket.AF_UNIX
         self._buffer = bytearray()
         self._fds: list[int] = []
@@ -80,14 +82,18 @@ class Receiver:
 
     def take(self) -> Frame | None:
         """Return the next message if it has come whole, without waiting."""
-        end = self._buffer.find(b"\n")
+        end = self._buffer.find(b"\n", self._searched)
+        self._searched = len(self._buffer) if end < 0 else end
+        if self._searched > min(LINE_MAX, self.most):
+            raise BrokenFrameError(f"a line of over {min(LINE_MAX, self.most)} bytes")
         if end < 0:
-            if len(self._buffer) > _LINE_MAX:
-                raise BrokenFrameError(f"a line of over {_LINE_MAX} bytes")
             return None
         fields, lengths = _parse(bytes(self._buffer[:end]))
+        if end + 1 + sum(lengths) > self.most:
+            raise BrokenFrameError(f"a message of over {self.most} bytes")
         if len(self._buffer) < end + 1 + sum(lengths):
             return None
+        self._searched = 0
         blobs, at = [], end + 1
         for length in lengths:
             blobs.append(bytes(self._buffer[at : at + length]))
@@ -114,7 +120,7 @@ def _parse(line: bytes) -> tuple[dict[str, Any], list[int]]:
     try:
         fields = json.loads(line)
         lengths = [int(length) for length in fields.pop("blobs")]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BrokenFrameError(f"not a message: {line[:80]!r}") from error
     if any(length < 0 for length in lengths) or sum(lengths) > _BLOB_MAX:
         raise BrokenFrameError(f"blobs of {lengths} bytes")
