@@ -193,17 +193,16 @@ def rows_of(times: dict[str, list[float]], size: int) -> list[dict[str, Any]]:
 
 def compared(times: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Return the ratios, each with its quartiles and whether its baseline was steady."""
-    kinds = ("thread", "process")
-    kind = min(
-        kinds, key=lambda kind: statistics.median(times[f"dcp.async_save ({kind}): stall"])
-    )  # torch's better one
+    name = "dcp.async_save ({kind}): stall"
+    kinds = [kind for kind in ("thread", "process") if name.format(kind=kind) in times]
+    kind = min(kinds, key=lambda kind: statistics.median(times[name.format(kind=kind)]))  # torch's better one
     rows = []
-    for name, (ours, baseline) in PAIRS.items():
-        baseline = baseline.format(kind=kind)
+    for ratio, (ours, template) in PAIRS.items():
+        baseline = template.format(kind=kind)
         pairs = [one / other for one, other in zip(times[ours], times[baseline], strict=True)]
         low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
         first, _, third = statistics.quantiles(times[baseline], n=4, method="inclusive")
-        row = {"row": f"{ours} / {baseline}", "ratio": name, "median": middle, "q1": low, "q3": high}
+        row = {"row": f"{ours} / {baseline}", "ratio": ratio, "median": middle, "q1": low, "q3": high}
         rows.append(row | ({"note": "inconclusive"} if third / first > UNSTEADY else {}))
     return rows
 

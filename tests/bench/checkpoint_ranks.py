@@ -159,11 +159,12 @@ class Saves:
             end = at + tensor.numel() * tensor.element_size()
             self.places.append((whole[at:end].view(tensor.dtype).view(tensor.shape), tensor))
             at = end
-        self.stagers = {kind: DefaultStager(StagingOptions(False, kind == "process", False, False)) for kind in KINDS}
+        kinds = KINDS if rank.pairs >= FULL else KINDS[:1]  # the other's process takes seconds to start
+        self.stagers = {kind: DefaultStager(StagingOptions(False, kind == "process", False, False)) for kind in kinds}
 
     def rows(self) -> list[Callable[[], Measured]]:
         """Return all, those that are compared side by side."""
-        waited = [partial(self.dcp_async, kind) for kind in KINDS]
+        waited = [partial(self.dcp_async, kind) for kind in self.stagers]
         return [self.memcpy, self.rank.save, self.raw, self.direct, self.torch_save, self.dcp_save, *waited]
 
     def memcpy(self) -> Measured:
@@ -221,6 +222,7 @@ class Saves:
 
 
 KINDS = ("thread", "process")
+FULL = 3  # turns from which on all is measured
 
 
 class Restores:
