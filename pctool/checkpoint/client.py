@@ -20,6 +20,7 @@ from pctool.errors import PctoolError
 
 _ANSWER_S = 60.0  # the writer may have to be started, on a busy node from a shared file system
 _END_S = 30.0
+_DIE_S = 1.0
 
 
 class WriterLostError(PctoolError):
@@ -153,6 +154,8 @@ class WriterClient:
         """Do without a writer that hangs; one of our own must not go on once it can, beside the one that follows."""
         if self._process is not None:
             self._process.kill()
+            with suppress(subprocess.TimeoutExpired):  # one that waits for a file system may not even die
+                self._process.wait(_DIE_S)
         self.close(wait=False)
 
     def _order(self, name: str, fields: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pctool.checkpoint.client import Result
@@ -39,6 +41,23 @@ class RankLedger(Ledger):
 
     A full disk fails a save; it must not end the run, nor make a complete checkpoint pass for one that failed.
     """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._later: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def append_later(self, event: str, **fields: Any) -> None:
+        """Append one event in a thread, in the order of these calls: the file system may hang, training may not."""
+        self._later.put((event, fields))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._enter, name="ledger", daemon=True)
+            self._thread.start()
+
+    def _enter(self) -> None:
+        while True:
+            event, fields = self._later.get()
+            self.append(event, **fields)
 
     def append(self, event: str, *, attempt: int | None = None, **fields: Any) -> None:
         """Append one event, durable on return. Raises KeyError for an event that is not defined."""
@@ -168,9 +187,8 @@ class Saver:
             self._failed(order(result.name)[1], IncompleteError(result.why))
 
     def _skipped(self, step: int) -> None:
-        """Enter a save that was left out; in a thread, since what holds up the save may hold up the ledger as well."""
-        fields = {"attempt": self.identity.attempt, "step": step, "why": _BUSY}
-        threading.Thread(target=self.ledger.append, args=("save-skipped",), kwargs=fields, daemon=True).start()
+        """Enter a save that was left out. What holds up the save before it may hold up the ledger as well."""
+        self.ledger.append_later("save-skipped", attempt=self.identity.attempt, step=step, why=_BUSY)
         say(f"step {step} is not saved: {_BUSY}")
 
     def _failed(self, step: int, error: Exception) -> None:

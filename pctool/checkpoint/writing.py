@@ -47,7 +47,7 @@ def write_region(memory: memoryview, size: int, path: Path) -> FileEntry:
 
 def write_bytes(data: bytes, path: Path) -> FileEntry:
     """Write a small file, durable on return, and return its entry. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = _create(path)
     try:
         view = memoryview(data)
         while view:
@@ -74,13 +74,22 @@ def _known(checksum: Future[str]) -> str:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o644)
+        return _create(path, os.O_DIRECT)
     except OSError as error:
         if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
             raise
-        return os.open(path, flags, 0o644)  # tmpfs before 6.6, some FUSE
+        return _create(path)  # tmpfs before 6.6, some FUSE
+
+
+def _create(path: Path, flags: int = 0) -> int:
+    """Make a new file, also where one is left of a save that failed: who still writes to that one does no harm."""
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+        return os.open(path, flags, 0o644)
 
 
 def _write(fd: int, memory: memoryview, size: int, path: Path) -> None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,12 +95,13 @@ def one_kill(gang: Gang, kind: str, dice: random.Random) -> None:
 
 def kill_writer(gang: Gang, kind: str, dice: random.Random) -> None:
     """Kill a writer alone: training goes on, and what is saved later is complete."""
-    victim = {
+    victims: dict[str, Callable[[], int | None]] = {
         "server": gang.server_pid,
-        "any writer": lambda: dice.choice(gang.writer_pids() or [None]),  # type: ignore[list-item]
+        "any writer": lambda: dice.choice([*gang.writer_pids(), None]),  # None: there may be none yet
         "writer 0": lambda: gang.writer_of(0),
         "writer 1": lambda: gang.writer_of(1),
-    }[kind]()
+    }
+    victim = victims[kind]()
     send(victim, signal.SIGKILL)
     at = max(rank.done for rank in gang.progress)
     gang.await_commit(at + 3)

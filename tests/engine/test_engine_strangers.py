@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_gang import Gang, complete_steps
@@ -81,7 +82,14 @@ def written(peer: Peer, run: RunDir, step: int, rank: int) -> None:
 
 def save(coordinator: Coordinator, run: RunDir, members: list[Peer], step: int) -> str:
     """Have a checkpoint made by good writers; return what all of them are told."""
-    fields = {"parent": None, "world_size": WORLD, "topology": {}, "position": {}, "code": "", "config": ""}
+    fields: dict[str, Any] = {
+        "parent": None,
+        "world_size": WORLD,
+        "topology": {},
+        "position": {},
+        "code": "",
+        "config": "",
+    }
     coordinator.expect(Order(name=f"000000-{step:08d}", step=step, began=0.0, fields=fields))
     for rank, member in enumerate(members):
         written(member, run, step, rank)

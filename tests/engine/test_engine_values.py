@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from checkpoint_harness import save
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.reader import VerifiedReader
@@ -127,13 +128,13 @@ def by_pctool(folder: Path, into: dict[str, Any]) -> dict[str, Any]:
     manifest = mf.read_manifest(folder)
     assert manifest is not None
     with quiet():
-        dcp.load(into, storage_reader=VerifiedReader(folder, manifest), no_dist=True)
+        dcp_load(into, storage_reader=VerifiedReader(folder, manifest), no_dist=True)
     return into
 
 
 def by_torch(folder: Path, into: dict[str, Any]) -> dict[str, Any]:
     with quiet():
-        dcp.load(into, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+        dcp_load(into, storage_reader=FileSystemReader(folder), no_dist=True)
     return into
 
 

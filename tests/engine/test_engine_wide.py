@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from engine_gang import Gang, complete_steps, events
 from engine_ranks import Job, Progress
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from pctool.run.layout import RunDir
 from pctool.train import Run
@@ -98,5 +98,5 @@ def test_what_fails_on_one_of_eight_ranks_fails_one_save_on_all(tmp_path: Path, 
     assert set(complete_steps(run).values()) == set(range(1, LAST + 2)) - failed.keys()
     assert [event.fields["step"] for event in events(run, "resumed")] == [LAST]
     folder = run.checkpoints / f"000000-{UNEQUAL:08d}"
-    known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    known = FileSystemReader(folder).read_metadata().state_dict_metadata
     assert {"module.of 2 alone", "module.of 7 alone", "module.value"} <= known.keys()
