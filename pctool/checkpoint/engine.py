@@ -172,11 +172,10 @@ class Engine:
                 self._complain(waited)
 
     def _complain(self, waited: float) -> None:
-        """Say so on rank 0, and on each rank that is among those waited for."""
+        """Say so on every rank: others may wait for this one without a word, in a collective."""
         name = self.in_flight or ""
         mine = "" if self._client.written == name else f": the files of rank {self._group.rank} are not written yet"
-        if mine or self._group.rank == 0:
-            self._say(f"still waiting for the save of step {place_of(name)[1]} (for {waited:.0f} s){mine}")
+        self._say(f"still waiting for the save of step {place_of(name)[1]} (for {waited:.0f} s){mine}")
 
     def _take(self, state: State) -> _Mine:
         """Take this rank's part of the state; what fails is told to all in the agreement that follows."""

@@ -118,10 +118,13 @@ class Session:
             say(f"stopping at step {self.step}" + (f" without a save: {decision.why}" if decision.why else ""))
         saver = checkpointer.saver
         saver.state = self.state
-        saved = saver.saved(self.step, within_s=self._left_s(decision))
+        left_s = self._left_s(decision)
+        end = None if left_s is None else time.monotonic() + left_s
+        saved = saver.saved(self.step, within_s=left_s)
         if not saved and decision.save:
             position = {"step": self.step, **self._position()}
-            saved = saver.save_and_leave(self.step, position, within_s=self._left_s(decision))
+            left_s = None if end is None else max(0.0, end - time.monotonic())
+            saved = saver.save_and_leave(self.step, position, within_s=left_s)
         elif not saved and first:
             checkpointer.ledger.append(
                 "final-save-skipped",
@@ -132,8 +135,7 @@ class Session:
                 why=decision.why,
             )
         self._tell(Outcome.STOPPED if saved else Outcome.STOPPED_UNSAVED)
-        if saved:
-            checkpointer.close()
+        checkpointer.close()
         end_workers()  # a loader would give them five seconds each, and a notice has none to spare
         raise SystemExit(0)
 

@@ -27,7 +27,8 @@ from typing import Any
 
 import s3_sink
 
-from pctool.checkpoint.mirror import FILES_AT_ONCE, Mirror
+from pctool.checkpoint.deliver import FILES_AT_ONCE
+from pctool.checkpoint.mirror import Mirror
 from pctool.checkpoint.s3store import S3Store
 from pctool.checkpoint.stores import store_key
 from pctool.run.layout import RunDir

@@ -15,6 +15,7 @@ from engine_gang import Gang, complete_steps
 
 from pctool.checkpoint.coordinator import Coordinator, Order
 from pctool.checkpoint.frames import Frame, Receiver, send
+from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.writing import write_bytes
 from pctool.run.layout import RunDir
 
@@ -57,7 +58,7 @@ def said() -> list[str]:
 def coordinator(run: RunDir, said: list[str]) -> Iterator[Coordinator]:
     server = socket.create_server(("127.0.0.1", 0))
     one = Coordinator(
-        run=run, attempt=0, world=WORLD, server=server, token=TOKEN, keep=None, page=None, say=said.append
+        run=run, attempt=0, world=WORLD, server=server, token=TOKEN, keep=Retention(), page=None, say=said.append
     )
     yield one
     assert one.close(10.0)

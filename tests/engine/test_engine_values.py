@@ -15,26 +15,12 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from pctool.checkpoint import manifest as mf
+from pctool.checkpoint.plain import PlainState
 from pctool.checkpoint.reader import VerifiedReader
 from pctool.checkpoint.torch import quiet
 from pctool.run.layout import RunDir
 
 LONG = "k" * 5000
-
-
-class Plain:
-    """A state as DCP takes it, for the engine."""
-
-    has_own = False
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def collect(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return dict(self.state), {}
-
-    def late_pointers(self) -> frozenset[int]:
-        return frozenset()
 
 
 def odd_bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -157,7 +143,7 @@ def test_what_torch_itself_loses_comes_back(tmp_path: Path) -> None:
 
 
 def check(state: dict[str, Any], load: Callable[[Path, dict[str, Any]], dict[str, Any]], tmp_path: Path) -> None:
-    for folder in save(RunDir(tmp_path), Plain(state), 1, 2):  # the second one with what is kept of the first
+    for folder in save(RunDir(tmp_path), PlainState(state), 1, 2):  # the second one with what is kept of the first
         found = load(folder, {part: blank(value) for part, value in state.items()})
         for part, values in state.items():
             for name, value in values.items():
