@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from pctool.checkpoint import own as per_rank
 from pctool.checkpoint import rng
 from pctool.checkpoint.client import Result, WriterClient, WriterLostError
@@ -190,7 +192,7 @@ class Engine:
             mine.shared |= per_rank.entries(own, digests, self._group.rank)
         try:
             if not mine.error:
-                with quiet():
+                with quiet(), torch.no_grad():  # a DTensor's local part goes through autograd otherwise
                     mine.fresh = self._planner.take(mine.shared)
                     mine.values = None if mine.fresh else self._planner.values()
         except Exception as error:  # noqa: BLE001 - told to every rank, which raises

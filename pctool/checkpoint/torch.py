@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -33,6 +33,8 @@ from pctool.checkpoint.reader import METADATA, DamagedFileError, VerifiedReader
 from pctool.checkpoint.stores import StoreUnreadableError
 from pctool.errors import UsageError
 from pctool.run.layout import RunDir
+
+T = TypeVar("T")
 
 __all__ = ["METADATA", "Identity", "Loaded", "State", "TrainState", "load", "quiet"]
 
@@ -183,19 +185,13 @@ def load(state: State, folder: Path, manifest: mf.Manifest, group: Group) -> Loa
     """
     reader, names = VerifiedReader(folder, manifest), []
     if state.extra:
-        with _reading(folder, group):
-            names = group.first(lambda: _entries_of(reader, state))
+        names = _on_all(reader, group, lambda: _entries_of(reader, state))
     mine = {name: key for name in state.extra if (key := per_rank.key_in(names, name, group.rank))}
     template = state.template(mine)
     _check_place(template, names, folder)
     template |= dict.fromkeys(mine.values(), b"")
-    with _reading(folder, group), quiet():
-        dcp_load(
-            template,
-            storage_reader=reader,
-            process_group=group.process_group,
-            no_dist=group.process_group is None,
-        )
+    # each rank plans for itself, since DCP's collectives around it add nothing: what fails is told to all here
+    _on_all(reader, group, lambda: dcp_load(template, storage_reader=reader, no_dist=True))
     random = _random(reader, group)
     own = {name: per_rank.unpack(template.pop(key)) for name, key in mine.items()}
     state.apply({**template, **own})
@@ -223,27 +219,43 @@ def _random(reader: VerifiedReader, group: Group) -> dict[str, Any] | None:
     return json.loads(data) if data else None
 
 
-@contextmanager
-def _reading(folder: Path, group: Group) -> Iterator[None]:
-    """Tell a checkpoint that cannot be read from one that does not fit, whichever rank it happens on."""
+def _on_all(reader: VerifiedReader, group: Group, action: Callable[[], T]) -> T:
+    """Read on every rank; raise on all what went wrong on any, and tell a bad checkpoint from one that does not fit."""
+    kind, what, value = "", "", None
     try:
-        yield
-    except CheckpointException as error:
-        causes = {rank: cause for rank, (cause, _) in error.failures.items()}
-        damaged = next((cause for cause in causes.values() if isinstance(cause, DamagedFileError)), None)
-        if damaged is not None:
-            raise DamagedFileError(damaged.what, where=damaged.where) from error
-        unread = next((rank for rank, cause in causes.items() if isinstance(cause, OSError)), None)
-        if unread is not None:
-            raise _unreadable(folder, f"rank {unread}: {causes[unread]}") from error
-        raise UsageError(
-            "this checkpoint does not fit the model, optimizer and scheduler of the script: "
-            + "; ".join(dict.fromkeys(str(cause) for cause in causes.values())),
-            where=str(folder),
-            fix="give a changed model a run directory of its own",
-        ) from error
-    except OSError as error:
-        raise _unreadable(folder, f"rank {group.rank}: {error}") from error
+        with quiet():
+            value = action()
+    except (CheckpointException, DamagedFileError, OSError) as error:
+        kind, what = _fault(error)
+    if group.most([int(bool(kind))])[0]:
+        _raise(
+            reader.folder,
+            [(kind, f"rank {rank}: {what}") for rank, (kind, what) in enumerate(group.gather((kind, what)))],
+        )
+    return value  # type: ignore[return-value]  # None only where T is None
+
+
+def _fault(error: CheckpointException | DamagedFileError | OSError) -> tuple[str, str]:
+    """Return what kind of fault it is, and what to say of it."""
+    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    for kind, types in (("damaged", DamagedFileError), ("unread", OSError)):
+        found = next((cause for cause in causes if isinstance(cause, types)), None)
+        if found is not None:
+            return kind, found.what if isinstance(found, DamagedFileError) else str(found)
+    return "misfit", "; ".join(dict.fromkeys(str(cause) for cause in causes))
+
+
+def _raise(folder: Path, faults: list[tuple[str, str]]) -> NoReturn:
+    told = {kind: what for kind, what in reversed(faults) if kind}
+    if "damaged" in told:
+        raise DamagedFileError(told["damaged"].partition(": ")[2], where=str(folder))
+    if "unread" in told:
+        raise _unreadable(folder, told["unread"])
+    raise UsageError(
+        f"this checkpoint does not fit the model, optimizer and scheduler of the script: {told['misfit']}",
+        where=str(folder),
+        fix="give a changed model a run directory of its own",
+    )
 
 
 def _unreadable(folder: Path, what: str) -> StoreUnreadableError:
