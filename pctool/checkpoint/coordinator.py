@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hmac
 import itertools
+import os
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pctool.checkpoint import manifest as mf
@@ -26,13 +28,14 @@ from pctool.checkpoint.lineage import clear_unfinished, parents_of, prune, rejec
 from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.stores import PosixStore, StoreUnreadableError
 from pctool.errors import FencedError, IncompleteError, PctoolError
-from pctool.run.layout import RunDir, checkpoint_name
+from pctool.run.layout import RunDir, checkpoint_name, fsync_dir
 from pctool.run.ledger import Ledger
 from pctool.run.page import Page
 
 _HELLO_S = 10.0  # a connection that has not said who it is by then is none of ours
 _HELLO_BYTES = 4096  # nor is one that says more than that
 _SEND_S = 30.0
+STALE_S = 65.0  # NFS shows another node's new names at most acdirmax late, 60 s by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,9 +319,12 @@ class Coordinator:
 
 
 def publish(run: RunDir, attempt: int, order: Order, files: Mapping[str, mf.FileEntry]) -> mf.Manifest:
-    """Make a checkpoint of written files: check the fence, write MANIFEST, return it.
+    """Make a checkpoint of written files: see that all are here, check the fence, write MANIFEST, return it.
 
-    Raises FencedError if a newer attempt exists, IncompleteError if a file is not there as it was written, OSError.
+    Sizes and checksums are the writers' word: each had fsynced what it tells, and nobody else writes files of these
+    names. That they are in this very folder is looked up, by name: a node whose shared file system is not mounted
+    writes, and fsyncs, on its own disk. Raises FencedError if a newer attempt exists, IncompleteError if a file is not
+    there, OSError; then no manifest is left.
     """
     check_fence(run, attempt)
     manifest = mf.Manifest(
@@ -331,11 +337,32 @@ def publish(run: RunDir, attempt: int, order: Order, files: Mapping[str, mf.File
     )
     folder = run.checkpoints / checkpoint_name(attempt, order.step)
     data = mf.encode(manifest)
-    verdict = mf.judge(data, mf.folder_sizes(folder), name=folder.name)
+    there = names_there(folder, files)
+    verdict = mf.judge(data, {name: files[name].size for name in there}, name=folder.name)
     if not verdict.ok:
         raise IncompleteError(verdict.why, where=str(folder))
+    for made in (folder, run.checkpoints, run.path):  # the ranks' names, once for all, before a manifest counts on them
+        fsync_dir(made)
+    check_fence(run, attempt)  # looking may have taken a minute
     PosixStore(run.checkpoints).publish(folder.name, data)
     return manifest
+
+
+def names_there(folder: Path, names: Collection[str]) -> set[str]:
+    """Return which of the names a folder has; where one seems to be missing, only after STALE_S seconds of looking.
+
+    The client of NFS may show a folder as it was a while ago. A change of its own has it ask the server anew.
+    """
+    end, pause = time.monotonic() + STALE_S, 0.05
+    while True:
+        there = set(names).intersection(os.listdir(folder))
+        if len(there) == len(names) or time.monotonic() >= end:
+            return there
+        time.sleep(pause)  # nothing tells when another node's names arrive
+        pause = min(2 * pause, 2.0)
+        probe = folder / f".look.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
 
 
 def _why_not(failed: Mapping[int, str], missing: list[int]) -> str:

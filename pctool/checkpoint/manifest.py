@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,12 @@ def describe_file(path: Path) -> FileEntry:
 
 def encode(manifest: Manifest) -> bytes:
     """Return the text of MANIFEST. It ends with a SHA-256 of the rest, so that a flipped byte in it shows too."""
-    record = {"format": FORMAT, **asdict(manifest)}
-    record["files"] = {name: asdict(entry) for name, entry in sorted(manifest.files.items())}
-    return json.dumps({**record, "sha256": _digest(record)}, indent=1).encode() + b"\n"
+    # by hand, and without indent: 16,000 files through asdict and json's Python encoder take a second
+    record: dict[str, Any] = {"format": FORMAT, **vars(manifest)}
+    record["files"] = {
+        name: {"size": entry.size, "crc64nvme": entry.crc64nvme} for name, entry in sorted(manifest.files.items())
+    }
+    return json.dumps({**record, "sha256": _digest(record)}, separators=(",\n", ": ")).encode() + b"\n"
 
 
 def decode(data: bytes, *, where: str = NAME) -> Manifest:
@@ -168,8 +171,9 @@ def misplaced(manifest: Manifest, name: str | None) -> str:
 
 def size_faults(manifest: Manifest, sizes: Mapping[str, int]) -> dict[str, str]:
     """Return what is wrong with the files by their sizes alone, by name; a file of the right size is not in it."""
-    found = {name: _size_fault(entry.size, sizes.get(name)) for name, entry in manifest.files.items()}
-    return {name: fault for name, fault in found.items() if fault}
+    there = {name: sizes.get(name) for name in manifest.files}
+    wrong = {name: there[name] for name, entry in manifest.files.items() if there[name] != entry.size}
+    return {name: _size_fault(manifest.files[name].size, size) for name, size in wrong.items()}
 
 
 def is_complete(folder: Path) -> Verdict:

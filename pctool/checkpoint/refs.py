@@ -55,7 +55,8 @@ def refer(source: RunDir, name: str, other: RunDir) -> None:
     _check_there(source, name)
     folder = _folder(source, name)
     folder.mkdir(parents=True, exist_ok=True)
-    fsync_dir(folder.parent)
+    for made in (folder.parent, source.checkpoints):  # each may have been made just now
+        fsync_dir(made)
     file = folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
     known = file.exists()
     record = {"run": str(path), "time": round(time.time(), 3)}

@@ -109,12 +109,19 @@ class PosixStore:
         copy_whole(source, folder / file)
 
     def publish(self, name: str, data: bytes) -> None:
-        """Write MANIFEST if none is there: temp file, fsync, rename, fsync of the folder."""
+        """Write MANIFEST if none is there: temp file, fsync, rename, fsync of the folder.
+
+        Where that fails none is left: what is told to have failed must not pass for complete later.
+        """
         folder = self.folder / name
         found = self.manifest(name)
         if found is None:
-            write_atomic(folder / mf.NAME, data)
-            fsync_dir(self.folder)
+            try:
+                write_atomic(folder / mf.NAME, data)
+                fsync_dir(self.folder)
+            except OSError:
+                (folder / mf.NAME).unlink(missing_ok=True)
+                raise
         elif found != data:
             raise published_by_another(str(folder / mf.NAME))
 

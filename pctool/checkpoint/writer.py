@@ -32,7 +32,7 @@ from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.space import RoomCheck
 from pctool.checkpoint.writing import write_bytes, write_region
 from pctool.errors import IncompleteError, PctoolError
-from pctool.run.layout import RunDir, fsync_dir
+from pctool.run.layout import RunDir
 from pctool.run.page import Page
 
 _CONNECT_S = 30.0
@@ -177,9 +177,7 @@ class Writer:
                 files[fields["file"]] = write_region(memory, fields["size"], folder / fields["file"])
         for file, data in zip(fields["small"], blobs, strict=True):
             files[file] = write_bytes(data, folder / file)
-        fsync_dir(folder)
-        fsync_dir(folder.parent)
-        return files
+        return files  # the coordinator fsyncs the folder, once for all ranks
 
     def _report(self, fields: dict[str, Any]) -> None:
         """Tell the coordinator."""
