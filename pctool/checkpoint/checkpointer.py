@@ -44,6 +44,7 @@ class Restored:
     name: str
     tier: str
     position: Mapping[str, Any]
+    world_size: int  # of the ranks that saved it
     loaded: Loaded = field(repr=False)
 
     def restore_random(self) -> None:
@@ -137,6 +138,7 @@ class Checkpointer:
             name=point.name,
             tier=point.tier,
             position=whole.manifest.position,
+            world_size=whole.manifest.world_size,
             loaded=whole.loaded,
         )
 
@@ -179,7 +181,14 @@ class Checkpointer:
             step = manifest.step
             self.ledger.append("branched", attempt=self.attempt, source=str(folder), step=step)
             say(f"starting from {folder} at step {step}")
-        return Restored(step=manifest.step, name=folder.name, tier="posix", position=manifest.position, loaded=loaded)
+        return Restored(
+            step=manifest.step,
+            name=folder.name,
+            tier="posix",
+            position=manifest.position,
+            world_size=manifest.world_size,
+            loaded=loaded,
+        )
 
     def _state(self, values: Values) -> State:
         state = PlainState(values) if isinstance(values, Mapping) else values

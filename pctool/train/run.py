@@ -159,6 +159,12 @@ class Run:
             say(f"extra {names} was saved by {by} ranks, each its own: rank r goes on with what rank r % {by} had")
         if self.sampler is not None:
             self.sampler.load_state_dict(dict(position["sampler"]))
+        elif position["batch"] and restored.world_size != self.group.world and self.group.rank == 0:
+            say(
+                f"the loader's place (batch {position['batch']} of epoch {position['epoch']}) is that of "
+                f"{restored.world_size} ranks: on {self.group.world} the rest of this epoch repeats some samples "
+                "or leaves some out; a ResumableSampler goes on exactly"
+            )
         self._place = Place(int(position["epoch"]), int(position["batch"]))
         self._loader_seeds = list(position.get("loader_seeds", []))
         self._rng = loaded.random

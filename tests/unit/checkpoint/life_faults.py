@@ -20,6 +20,7 @@ from unittest import mock
 
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.coordinator import Coordinator, Order
+from pctool.checkpoint.retention import as_retention
 from pctool.checkpoint.stores import check_file, order, published_by_another
 from pctool.checkpoint.writing import write_bytes
 from pctool.errors import AwsError, IncompleteError
@@ -270,7 +271,7 @@ class Answered(Coordinator):
     """Rank 0's coordinator from the moment on when everybody has answered: without its thread and its sockets."""
 
     def __init__(self, run: RunDir, attempt: int, ranks: int, keep: int | None) -> None:
-        self.run, self.attempt, self.world, self.keep = run, attempt, ranks, keep
+        self.run, self.attempt, self.world, self.keep = run, attempt, ranks, as_retention(keep)
         self._ledger = Ledger(run.ledger)
         self._page, self._ranks, self._say = None, {}, lambda _: None
         self.verdict: dict[str, Any] = {}

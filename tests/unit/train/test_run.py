@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.saving import Saver
 from pctool.errors import NotFoundError, UsageError
+from pctool.run.layout import checkpoint_name
 from pctool.run.ledger import Ledger
 from pctool.train import Run
 
@@ -47,6 +50,17 @@ def test_a_shuffled_loader_goes_on_in_the_same_order() -> None:
     halves += train(start(), 9)
     assert halves == whole
     assert len({str(whole[at : at + 3]) for at in (0, 3, 6)}) == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_place_that_another_number_of_ranks_had_is_said(capsys: pytest.CaptureFixture[str], ranks: int) -> None:
+    train(start(), 4)
+    path = Path("run", "checkpoints", checkpoint_name(0, 4), mf.NAME)
+    path.write_bytes(mf.encode(replace(mf.decode(path.read_bytes()), world_size=ranks)))
+    start()
+    told = capsys.readouterr().err
+    assert ("(batch 1 of epoch 1) is that of 2 ranks: on 1 the rest of this epoch repeats" in told) is (ranks == 2)
+    assert ("the loader's place" in told) is (ranks == 2)
 
 
 def test_runs_of_another_seed_have_another_order() -> None:
