@@ -135,7 +135,7 @@ def test_an_attempt_fenced_off_while_it_looks_publishes_nothing(
     assert not (run.checkpoints / NAME / mf.NAME).exists()
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
 def test_a_commit_that_fails_leaves_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """What was told to have failed must not pass for complete later, not even where the last fsync failed."""
     run, files = written(tmp_path, 2)
