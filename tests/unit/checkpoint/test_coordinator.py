@@ -163,7 +163,8 @@ def test_a_newer_attempt_fences(stage: Stage) -> None:
     assert (stage.run.checkpoints / NAME).exists()  # the newer attempt clears it; this one touches nothing any more
 
 
-def test_a_file_that_is_not_there_as_it_was_written_is_not_believed(stage: Stage) -> None:
+def test_a_file_that_is_not_there_is_not_believed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pctool.checkpoint.coordinator.STALE_S", 0.1)
     stage.order()
     for peer in stage.peers[:2]:
         peer.writes(stage.run)
