@@ -38,14 +38,21 @@ class Staging:
             return False
         self.close()
         # room for what is serialised anew each time to grow, and whole huge pages for the kernel to use if it will
-        self.capacity = aligned(size + max(size >> 6, 1 << 20))
+        try:
+            self._make(aligned(size + max(size >> 6, 1 << 20)))
+        except BaseException:
+            self.close()  # the next save tries anew
+            raise
+        return True
+
+    def _make(self, capacity: int) -> None:
         self.fd = os.memfd_create("pctool-staging", os.MFD_CLOEXEC)
-        self.generation += 1
-        os.ftruncate(self.fd, self.capacity)
-        self._map = mmap.mmap(self.fd, self.capacity, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        os.ftruncate(self.fd, capacity)
+        self._map = mmap.mmap(self.fd, capacity, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._all = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = _pin(self._all)
-        return True
+        self.capacity = capacity
+        self.generation += 1
 
     def prepare(self, image: Image, tensors: Sequence[torch.Tensor]) -> None:
         """Write what does not change from save to save, and remember where the tensors go."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,34 @@ def test_a_writer_killed_between_saves_is_replaced(bench: Bench) -> None:
         bench.save(step)  # the first one may have been ordered before the end was seen
     assert set(complete_steps(bench.run).values()) >= {1, 3}
     bench.check(*complete_steps(bench.run).values())
+
+
+def test_another_memory_behind_a_save_that_failed(bench: Bench) -> None:
+    """The writer must have let go of the old memory, whatever it was at."""
+    assert bench.save(1)
+    (bench.run.checkpoints / "000000-00000002" / "__0_0.distcp").mkdir(parents=True)
+    assert not bench.save(2)
+    assert "__0_0.distcp" in bench.why(2, "")
+    with torch.no_grad():
+        bench.model.parts.append(torch.nn.Parameter(torch.full((2_000_000,), 7.0)))
+    assert bench.save(3)
+    assert [event.fields["step"] for event in events(bench.run, "commit-failed")] == [2]
+
+
+def test_host_memory_that_cannot_be_had_fails_the_save_alone(bench: Bench) -> None:
+    assert bench.save(1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with torch.no_grad():
+        bench.model.parts.append(torch.nn.Parameter(torch.full((2_000_000,), 7.0)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # a memfd is a file, too
+    try:
+        assert not bench.save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "rank 0: OSError: [Errno 27] File too large" in bench.why(2, "")
+    assert set(complete_steps(bench.run).values()) == {1}
+    assert bench.save(3)
+    assert set(complete_steps(bench.run).values()) == {1, 3}
 
 
 def test_who_still_writes_to_an_earlier_file_of_that_name_does_no_harm(tmp_path: Path) -> None:
