@@ -5,6 +5,7 @@ PCTOOL_ROUNDS sets how many kills (6), PCTOOL_SEED which ones.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -13,13 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from engine_gang import Gang, complete_steps, events, send
+from engine_ranks import Job, train
 
 from pctool.checkpoint import frames
+from pctool.checkpoint.engine import Engine
 from pctool.checkpoint.frames import Receiver
 from pctool.checkpoint.lineage import find_resume
+from pctool.checkpoint.staging import Staging
 from pctool.checkpoint.writer import Writer
 from pctool.run.layout import RunDir
 
@@ -113,6 +119,38 @@ def kill_writer(gang: Gang, kind: str, dice: random.Random) -> None:
     failed = {event.fields["step"] for event in events(gang.run, "commit-failed", attempt=gang.attempt)}
     assert len(failed) <= 1, failed
     assert at - 2 <= min(failed, default=at) <= at + 1
+
+
+DIES_AT = 5
+
+
+def dying(job: Job) -> None:
+    """Train; rank 1 kills itself in the save of one step: before it has copied its state, or as soon as it has."""
+    owner, name = (Staging, "append") if job.options["dies"] == "before the copy" else (Engine, "_hand_over")
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        last = dist.get_rank() == 1 and next(calls) == DIES_AT
+        if last and owner is Staging:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*args, **kwargs)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, wrapped)
+    train(job)
+
+
+@pytest.mark.parametrize(("dies", "newest"), [("before the copy", DIES_AT - 1), ("behind the copy", DIES_AT)])
+def test_a_save_counts_if_and_only_if_all_had_copied(
+    dies: str, newest: int, run: RunDir, tmp_path: Path, gangs: list[Gang]
+) -> None:
+    gang = Gang(run, 0, tmp_path, body=dying, job={"kib": 512, "options": {"dies": dies}})
+    gangs.append(gang)
+    assert gang.start().end()[1] == -signal.SIGKILL
+    assert max(complete_steps(run).values()) == newest
+    failed = {event.fields["step"]: event.fields["error"] for event in events(run, "commit-failed")}
+    assert failed == ({DIES_AT: "rank 1 has gone without having written it"} if newest < DIES_AT else {})
 
 
 def test_a_save_ordered_just_after_the_coordinator_died_does_not_wait_for_ever() -> None:
