@@ -157,6 +157,11 @@ class Saver:
                 say(str(error))
             return not self.group.most([int(self.saved_step != step)])[0]
 
+    def look(self) -> None:
+        """Take note of a save that has ended meanwhile, without waiting for one."""
+        with suppress(FencedError):  # the next save says so, on all ranks
+            self._take_note(self.engine.settle(0.0))
+
     @property
     def cost_s(self) -> float | None:
         """Return what a save is likely to take from now on, the rest of one in flight included; None: unknown."""

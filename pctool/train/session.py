@@ -107,6 +107,7 @@ class Session:
     def _cost_of_save(self) -> float | None:
         # what a due save has just saved at the target costs nothing more
         saver = self.checkpointer.saver
+        saver.look()
         return 0.0 if saver.saved_step == self.step else saver.cost_s
 
     def _stop(self, decision: Decision) -> NoReturn:
