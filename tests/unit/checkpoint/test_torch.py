@@ -131,3 +131,11 @@ def test_an_error_of_the_scripts_own_object_stays_its_own(tmp_path: Path) -> Non
     folder = save(tmp_path, x=Part(1))
     with pytest.raises(FileNotFoundError):
         load(folder, x=Lacks(0))
+
+
+def test_damage_that_cannot_be_unpickled_is_told_as_damage(tmp_path: Path) -> None:
+    folder = save(tmp_path, x=Part({"best": 1.0}))
+    (data,) = folder.glob("*.distcp")
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(DamagedFileError, match="CRC64-NVME"):
+        load(folder, x=Part({"best": 0.0}))
