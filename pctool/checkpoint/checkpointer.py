@@ -18,13 +18,14 @@ from pctool.checkpoint import rng
 from pctool.checkpoint.branch import branch_point
 from pctool.checkpoint.engine import Engine, Setup
 from pctool.checkpoint.group import Group
-from pctool.checkpoint.lineage import newest_attempt
+from pctool.checkpoint.lineage import newest_attempt, own_candidates
 from pctool.checkpoint.mirroring import MirrorChild
 from pctool.checkpoint.plain import PlainState
 from pctool.checkpoint.restore import Restorable, find_whole
 from pctool.checkpoint.saving import RankLedger, Saver, say
 from pctool.checkpoint.schedule import Schedule
 from pctool.checkpoint.settings import Settings, Wishes, from_environment
+from pctool.checkpoint.stores import open_stores
 from pctool.checkpoint.torch import Identity, Loaded, State, TrainState, load
 from pctool.checkpoint.uptime import follow_uptime
 from pctool.errors import IncompleteError, NotFoundError, RunInUseError
@@ -106,6 +107,20 @@ class Checkpointer:
         self.saver = self._open_saver(busy)
         self._hooked: set[int] = set()
         self._start_from = None if start_from is None else str(start_from)
+
+    def newest(self) -> mf.Manifest | None:
+        """Return the manifest of the checkpoint that `restore` tries first, None for a new run; nothing is loaded.
+
+        For a framework that must be told where it stands before there is anything to load into. Where that checkpoint
+        proves damaged, `restore` returns the one before it.
+        """
+        settings = self.settings
+
+        def find() -> mf.Manifest | None:
+            offers = own_candidates(settings.run, open_stores(settings.run, settings.store), self.ledger.read())
+            return next((offer.manifest for offer in offers if offer.manifest is not None), None)
+
+        return self.group.first(find)
 
     def restore(
         self, state: Values, *, check: Callable[[mf.Manifest, Path], None] = lambda *_: None

@@ -65,15 +65,15 @@ class Session:
             store = _stop_store(settings, self.checkpointer.attempt, group)
             self._agreement = StopAgreement(store=store, flags=page, rank=group.rank, world=group.world, until=until)
 
-    def after_step(self, began: float) -> None:
+    def after_step(self, began: float, *, last: bool = False) -> None:
         """Count one step that began at `began` (seconds since the epoch); save if due, stop if agreed.
 
         Raises SystemExit(0) at the agreed step, saved if that is possible; FencedError once another attempt has taken
-        over. At step `until` it leaves the save to `finish`.
+        over. At step `until`, or at one that turned out to be the `last`, it leaves the save to `finish`.
         """
         self.step += 1
         self._measure(began)
-        if self.step >= self._until:
+        if last or self.step >= self._until:
             return
         if self.checkpointer.due(self.step):
             self._before_save()

@@ -21,10 +21,12 @@ PACKAGE = Path(pctool.__file__).parent
 
 
 def exported_names() -> dict[str, list[str]]:
-    """Return `__all__` of every package that declares one, without importing it (some need torch)."""
+    """Return `__all__` of every package that declares one, and of the callbacks, without importing any."""
     names = {}
-    for path in sorted(PACKAGE.rglob("__init__.py")):
-        package = ".".join(["pctool", *path.parent.relative_to(PACKAGE).parts])
+    frameworks = [PACKAGE / "train" / "hf.py", PACKAGE / "train" / "lightning.py"]
+    for path in sorted([*PACKAGE.rglob("__init__.py"), *frameworks]):
+        module = path.parent if path.stem == "__init__" else path.with_suffix("")
+        package = ".".join(["pctool", *module.relative_to(PACKAGE).parts])
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names[package] = sorted(ast.literal_eval(node.value))
