@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from pctool.aws import s3parts
-from pctool.aws.crc64 import crc64, text
 from pctool.aws.pace import Pace
 from pctool.aws.s3errors import (
     ConflictError,
@@ -33,6 +32,7 @@ from pctool.aws.s3errors import (
     is_absent,
     unanswered,
 )
+from pctool.crc64 import crc64, text
 from pctool.errors import UsageError
 
 __all__ = [

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pctool.aws.crc64 import combine, crc64, text
 from pctool.aws.pace import Pace
 from pctool.aws.s3errors import (
     RETRIED,
@@ -19,6 +18,7 @@ from pctool.aws.s3errors import (
     S3CorruptError,
     S3DownError,
 )
+from pctool.crc64 import combine, crc64, text
 from pctool.errors import IncompleteError
 
 UPLOAD_PAUSES_S = (1.0, 5.0)  # between the tries of one part, over and above botocore's own retries

@@ -187,16 +187,21 @@ class Coordinator:
             return
         name = str(frame.fields.get("name", ""))
         if frame.op == "written":
-            entries = {file: mf.FileEntry(**entry) for file, entry in frame.fields["files"].items()}
-            pending = self._pending.setdefault(name, _Pending())
-            pending.files |= entries
-            pending.written.add(peer.rank)
+            self._take_written(peer.rank, name, frame.fields["files"])
         elif frame.op == "failed":
             self._pending.setdefault(name, _Pending()).failed[peer.rank] = str(frame.fields.get("why"))
         elif frame.op == "gone":
             self._lose(peer.rank)
             return
         self._settle(name)
+
+    def _take_written(self, rank: int, name: str, files: Mapping[str, Mapping[str, Any]]) -> None:
+        pending = self._pending.setdefault(name, _Pending())
+        try:
+            pending.files |= {mf.plain_name(file): mf.FileEntry(**entry) for file, entry in files.items()}
+            pending.written.add(rank)
+        except ValueError as error:
+            pending.failed[rank] = str(error)
 
     def _greet(self, peer: _Peer, frame: Frame) -> None:
         rank = frame.fields["rank"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pctool.aws import crc64
+from pctool import crc64
 from pctool.errors import IncompleteError
 from pctool.run.layout import checkpoint_name, parse_checkpoint_name
 
@@ -234,11 +234,12 @@ def file_fault(path: Path, entry: FileEntry) -> str:
 
 def _from_record(record: dict[str, Any]) -> Manifest:
     record.pop("format")
-    files = {_plain_name(name): FileEntry(**entry) for name, entry in record.pop("files").items()}
+    files = {plain_name(name): FileEntry(**entry) for name, entry in record.pop("files").items()}
     return Manifest(**record, files=files)
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a data file's name. Raise ValueError for one that could lead out of its folder."""
     # names come from a file that a stranger may have written: none of them may lead out of the folder
     if not name or "/" in name or name in {".", "..", NAME}:
         raise ValueError(f"file name {name!r}")

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future as TorchFuture
 
-from pctool.aws import crc64
+from pctool import crc64
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.image import Wrapping, wrapping
 from pctool.errors import IncompleteError

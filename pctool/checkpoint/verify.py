@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pctool.aws import crc64
+from pctool import crc64
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.stores import PosixStore, Store, order, unreadable
 from pctool.checkpoint.target import Target, pick

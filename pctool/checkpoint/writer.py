@@ -32,6 +32,7 @@ from pctool.checkpoint.retention import Retention
 from pctool.checkpoint.space import RoomCheck
 from pctool.checkpoint.writing import write_bytes, write_region
 from pctool.errors import IncompleteError, PctoolError
+from pctool.run import env
 from pctool.run.layout import RunDir
 from pctool.run.page import Page
 
@@ -153,7 +154,7 @@ class Writer:
 
     def _check_room(self, fields: dict[str, Any]) -> None:
         """Raise IncompleteError if the whole checkpoint cannot fit; rank 0's writer asks for all."""
-        if "need" not in fields:
+        if "need" not in fields or os.environ.get(env.ROOM) == "ignore":
             return
         if self._room is None:
             self._room = RoomCheck(Path(fields["folder"]).parent)

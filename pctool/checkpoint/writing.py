@@ -12,7 +12,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from pctool.aws import crc64
+from pctool import crc64
 from pctool.checkpoint.manifest import FileEntry
 
 ALIGNMENT = 4096  # of memory, offset and length, for O_DIRECT on any file system in use

@@ -10,7 +10,7 @@ from pathlib import Path
 from pctool.cli.ckpt_common import Meter
 from pctool.errors import UsageError
 
-EXAMPLES = """examples:
+EXAMPLES = """example:
   pctool ckpt ls /fsx/runs/gpt                                  # which there are, and which one is resumed
   pctool ckpt verify /fsx/runs/gpt --all                        # every byte of every one
   pctool ckpt restore s3://bucket/ckpts/gpt /fsx/runs/gpt       # bring the newest one back

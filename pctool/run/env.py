@@ -13,5 +13,6 @@ MIRROR = "PCTOOL_MIRROR"  # how checkpoints get to the store: copy (unset too) o
 MIRROR_MBPS = "PCTOOL_MIRROR_MBPS"  # the mirror's share of the bandwidth in MB/s, unset: no bound
 PAGE = "PCTOOL_PAGE"  # path of the shared page (launch -> ranks)
 WRITER = "PCTOOL_WRITER"  # abstract Unix socket of this node's checkpoint writers, unset: each rank starts its own
+ROOM = "PCTOOL_ROOM"  # "ignore": save whatever the file system says of its free space
 IMDS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS's SDKs have it
 NOTICE_FILE = "PCTOOL_NOTICE_FILE"  # where root's watcher keeps its notice file, unset: /run/pctool/notice.json

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from pctool.aws.crc64 import combine, crc64, text
+from pctool.crc64 import combine, crc64, text
 
 _SUM = "x-amz-checksum-crc64nvme"
 Refusal = tuple[int, str]

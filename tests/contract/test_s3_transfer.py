@@ -13,7 +13,6 @@ from s3_multipart import _Part, parse
 from s3_standin import Fault, StandIn, wrong_sum
 
 from pctool.aws import s3parts
-from pctool.aws.crc64 import crc64, text
 from pctool.aws.pace import Pace
 from pctool.aws.s3 import (
     S3,
@@ -26,6 +25,7 @@ from pctool.aws.s3 import (
     S3SlowError,
 )
 from pctool.checkpoint import manifest as mf
+from pctool.crc64 import crc64, text
 from pctool.errors import FencedError, IncompleteError
 
 PART = 1 << 14

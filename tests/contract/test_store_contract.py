@@ -53,7 +53,7 @@ def manifest_of(entries: dict[str, mf.FileEntry], **fields: object) -> bytes:
 def put(store: Store, source: Path, name: str = NAME) -> bytes:
     entry = mf.describe_file(source)
     store.put(name, "data", source, entry)
-    data = manifest_of({"data": entry})
+    data = manifest_of({"data": entry}, step=int(name.partition("-")[2]))
     store.publish(name, data)
     return data
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pctool.aws.crc64 import combine, crc64, text
 from pctool.checkpoint import manifest as mf
+from pctool.crc64 import combine, crc64, text
 
 
 def test_the_published_check_value() -> None:
