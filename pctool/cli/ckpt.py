@@ -51,9 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _configure_changes(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     prune = _action(actions, "prune", "remove old ones, never fewer than two complete ones stay")
     prune.add_argument("run", metavar="RUN", help="a run directory, or a job id")
-    prune.add_argument(
-        "--keep", type=_count, required=True, metavar="N", help="how many of the newest stay, on each tier"
-    )
+    prune.add_argument("--keep", type=_count, metavar="N", help="how many of the newest stay, on each tier")
+    prune.add_argument("--keep-for", type=_age, metavar="AGE", help="keep those younger than this, as in 7d")
+    prune.add_argument("--keep-every", type=_count, metavar="N", help="keep the first in each N steps")
     prune.add_argument("--dry-run", action="store_true", help="say what would be removed")
     mirror = _action(actions, "mirror", "copy to S3 now what is not there")
     mirror.add_argument("run", metavar="RUN", help="a run directory, or a job id")
@@ -105,6 +105,13 @@ def _progress(parser: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise UsageError(
-            f"--keep {text}: not a number of checkpoints", fix="give a whole number; fewer than two are never kept"
+            f"{text!r} is not a number of checkpoints or steps",
+            fix="give a whole number; fewer than two checkpoints are never kept",
         )
     return int(text)
+
+
+def _age(text: str) -> float | None:
+    from pctool.checkpoint.retention import parse_keep_for
+
+    return parse_keep_for(text, name="--keep-for")

@@ -25,10 +25,13 @@ def prune(args: argparse.Namespace) -> int:
     from pctool.checkpoint.stores import order
     from pctool.job.idle import check_idle
 
+    keep = Retention(keep=args.keep, keep_for_s=args.keep_for, keep_every=args.keep_every)
+    if not keep.removes:
+        raise UsageError("nothing says what may be removed", fix="give --keep N or --keep-for AGE")
     target = target_of(args.run, args)
     run = _run_of(target, args.run)
     attempt = -1 if args.dry_run else check_idle(run)
-    plan = tidy.plan(target, Retention(keep=args.keep))
+    plan = tidy.plan(target, keep)
     word = "would remove" if args.dry_run else "removed"
     removed: list[Removal] = []
     for removal in plan.removals if args.dry_run else tidy.remove(target, plan, attempt):

@@ -114,7 +114,7 @@ def test_prune_says_what_it_does_and_not_while_a_job_works(run: RunDir) -> None:
         (("verify", "RUN", "--at", "000000-00000099"), 4, "no checkpoint 000000-00000099 here"),
         (("verify", "RUN", "--at", "40"), 2, "is not a checkpoint's name"),
         (("ls", "s3://bucket"), 2, "names no run"),
-        (("prune", "RUN", "--keep", "0"), 2, "--keep 0"),
+        (("prune", "RUN", "--keep", "0"), 2, "'0' is not a number"),
         (("prune", "s3://bucket/gpt", "--keep", "2"), 2, "is no run directory"),
         (("mirror", "RUN"), 2, "no S3 to mirror this to"),
         (("restore", "RUN"), 2, "what is to be restored where?"),

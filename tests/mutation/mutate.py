@@ -88,6 +88,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/unit/node/test_member_decisions.py", "tests/node/test_gang_stop.py"),
     ),
     Mutation(
+        name="wait-for-the-writers",
+        file="pctool/node/gang.py",
+        old="        if not self._page.writing:\n            return False\n",
+        new="        return False\n",
+        tests=("tests/unit/node/test_gang_decisions.py",),
+    ),
+    Mutation(
+        name="all-ranks-had-copied",
+        file="pctool/checkpoint/coordinator.py",
+        old="        missing = sorted(self._gone - pending.written - pending.failed.keys())\n",
+        new="        missing: list[int] = []\n",
+        tests=("tests/unit/checkpoint/test_coordinator.py",),
+    ),
+    Mutation(
+        name="proof-while-reading",
+        file="pctool/checkpoint/reader.py",
+        old="        if (size, crc) != (entry.size, entry.crc64nvme):\n",
+        new="        if size != entry.size:\n",
+        tests=("tests/unit/checkpoint/test_reader.py",),
+    ),
+    Mutation(
         name="decide-trusts-srun",
         file="pctool/job/decide.py",
         old='    if decision.cause == "fenced":\n',
