@@ -186,11 +186,6 @@ def _list(damaged: Mapping[str, str]) -> str:
     return ", ".join(shown) + (f" and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else "")
 
 
-def highest_durable(events: Iterable[Event]) -> int | None:
-    """Return the highest step of the current lineage that the ledger knows to be durable, None if there is none."""
-    return max(durable(events).values(), default=None)
-
-
 def durable(events: Iterable[Event]) -> dict[str, int]:
     """Return the checkpoints (name -> step) of the current lineage that the ledger knows to be durable.
 

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pctool.units import format_bytes
-
 KEPT = 8  # saves that count
 QUANTILE = 0.8  # of eight values the second greatest; of up to four the greatest
 
@@ -34,21 +32,6 @@ class InFlight:
 
     elapsed_s: float
     bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Whether a save fits; None where nothing is measured yet: then try. `why` says it in words."""
-
-    fits: bool | None
-    need_s: float
-    left_s: float | None  # None: there is no deadline
-    why: str
-
-    @property
-    def should_try(self) -> bool:
-        """Return whether to begin the save."""
-        return self.fits is not False
 
 
 @dataclass
@@ -103,23 +86,6 @@ class SaveCosts:
         if persist_s is None:
             return None
         return self.rest_s(in_flight) + self._stall_for(size) + persist_s
-
-    def predict(
-        self, *, left_s: float | None, steps_s: float = 0.0, size: int = 0, in_flight: InFlight | None = None
-    ) -> Prediction:
-        """Predict whether a save after `steps_s` more of training is complete within `left_s` (None: no deadline).
-
-        It fits if steps + the rest of the save in flight + copy + bytes / bandwidth + commit are not more than is left.
-        """
-        save_s = self.final_s(size=size, in_flight=in_flight)
-        if save_s is None:
-            rest_s = steps_s + self.rest_s(in_flight)
-            return Prediction(fits=None, need_s=rest_s, left_s=left_s, why="unknown: no save was measured yet, so try")
-        need_s = steps_s + save_s
-        shown = f"needs {need_s:.1f} s" + (f" for {format_bytes(size)}" if size else "")
-        room = "there is no deadline" if left_s is None else f"{left_s:.1f} s are left"
-        fits = left_s is None or need_s <= left_s
-        return Prediction(fits=fits, need_s=need_s, left_s=left_s, why=f"{shown}, {room}")
 
     def _stall_for(self, size: int) -> float:
         last = self.last[-1].bytes

@@ -15,8 +15,8 @@ from pctool.checkpoint.lineage import (
     ResumePoint,
     check_durable,
     clear_unfinished,
+    durable,
     find_resume,
-    highest_durable,
     newest_attempt,
     prune,
     prune_plan,
@@ -232,20 +232,20 @@ def test_a_tier_that_cannot_be_listed_is_an_error_not_none(run: RunDir) -> None:
 
 def test_highest_durable_follows_the_lineage(run: RunDir) -> None:
     ledger = Ledger(run.ledger)
-    assert highest_durable(ledger.read()) is None
+    assert max(durable(ledger.read()).values(), default=None) is None
     ledger.append("committed", attempt=0, name="000000-00000050", step=50)
     ledger.append("committed", attempt=0, name="000000-00000100", step=100)
-    assert highest_durable(ledger.read()) == 100
+    assert max(durable(ledger.read()).values(), default=None) == 100
     ledger.append("resumed", attempt=1, name="000000-00000050", step=50)  # 100 was rejected
-    assert highest_durable(ledger.read()) == 50
+    assert max(durable(ledger.read()).values(), default=None) == 50
     ledger.append("mirrored", attempt=1, name="000000-00000100", step=100)  # late, of the lineage left behind
-    assert highest_durable(ledger.read()) == 50
+    assert max(durable(ledger.read()).values(), default=None) == 50
     ledger.append("mirrored", attempt=1, name="000001-00000060", step=60)  # its `committed` was lost in a crash
-    assert highest_durable(ledger.read()) == 60
+    assert max(durable(ledger.read()).values(), default=None) == 60
     ledger.append("pruned", attempt=1, name="000001-00000060")
-    assert highest_durable(ledger.read()) == 50
+    assert max(durable(ledger.read()).values(), default=None) == 50
     ledger.append("fresh", attempt=2)
-    assert highest_durable(ledger.read()) is None
+    assert max(durable(ledger.read()).values(), default=None) is None
 
 
 def candidate(attempt: int, step: int, parent: tuple[int, int] | None = None) -> Candidate:

@@ -18,21 +18,14 @@ def costs(*persists: float, stall_s: float = 1.0, commit_s: float = 0.5, size: i
     return made
 
 
-def test_before_the_first_save_it_is_unknown_and_worth_a_try() -> None:
-    prediction = SaveCosts().predict(left_s=1.0, steps_s=2.0, in_flight=InFlight(elapsed_s=30))
-    assert (prediction.fits, prediction.should_try) == (None, True)
-    assert "unknown" in prediction.why
-    assert SaveCosts().final_s() is None
+def test_before_the_first_save_it_is_unknown() -> None:
+    assert SaveCosts().final_s(in_flight=InFlight(elapsed_s=30)) is None
     assert SaveCosts().stall_s is None
 
 
-def test_steps_copy_bytes_and_commit_are_summed() -> None:
-    """4 s of steps, 1 s copy, 10 GiB at 1 GiB/s, 0.5 s commit."""
-    made = costs(10.0, size=10 * GIB)
-    fits = made.predict(left_s=15.6, steps_s=4.0, size=10 * GIB)
-    assert (fits.fits, fits.need_s, fits.why) == (True, 15.5, "needs 15.5 s for 10.0 GiB, 15.6 s are left")
-    late = made.predict(left_s=15.4, steps_s=4.0, size=10 * GIB)
-    assert (late.fits, late.should_try) == (False, False)
+def test_copy_bytes_and_commit_are_summed() -> None:
+    """1 s copy, 10 GiB at 1 GiB/s, 0.5 s commit."""
+    assert costs(10.0, size=10 * GIB).final_s(size=10 * GIB) == pytest.approx(11.5)
 
 
 def test_more_bytes_take_longer() -> None:
@@ -41,16 +34,11 @@ def test_more_bytes_take_longer() -> None:
     assert made.final_s() == pytest.approx(11.5)
 
 
-def test_without_a_deadline_all_fits() -> None:
-    prediction = costs(1e6).predict(left_s=None)
-    assert (prediction.fits, prediction.left_s) == (True, None)
-
-
 def test_the_rest_of_a_save_in_flight_comes_first() -> None:
     made = costs(20.0)
     assert made.rest_s(None) == 0
     assert made.rest_s(InFlight(elapsed_s=15)) == pytest.approx(5.5)
-    assert made.predict(left_s=30, in_flight=InFlight(elapsed_s=15)).need_s == pytest.approx(5.5 + 1 + 20.5)
+    assert made.final_s(in_flight=InFlight(elapsed_s=15)) == pytest.approx(5.5 + 1 + 20.5)
 
 
 def test_one_in_flight_that_is_late_may_take_as_long_again() -> None:
