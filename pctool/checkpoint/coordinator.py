@@ -343,9 +343,13 @@ def publish(run: RunDir, attempt: int, order: Order, files: Mapping[str, mf.File
     folder = run.checkpoints / checkpoint_name(attempt, order.step)
     data = mf.encode(manifest)
     there = names_there(folder, files)
-    verdict = mf.judge(data, {name: files[name].size for name in there}, name=folder.name)
+    verdict = mf.judge(data, {name: files[name].size for name in there & files.keys()}, name=folder.name)
     if not verdict.ok:
         raise IncompleteError(verdict.why, where=str(folder))
+    if mf.NAME not in there:
+        for name in there - files.keys():  # a save of this name that died left it; all writers have answered by now
+            with suppress(OSError):  # in nobody's way
+                (folder / name).unlink()
     for made in (folder, run.checkpoints, run.path):  # the ranks' names, once for all, before a manifest counts on them
         fsync_dir(made)
     check_fence(run, attempt)  # looking may have taken a minute
@@ -354,14 +358,14 @@ def publish(run: RunDir, attempt: int, order: Order, files: Mapping[str, mf.File
 
 
 def names_there(folder: Path, names: Collection[str]) -> set[str]:
-    """Return which of the names a folder has; where one seems to be missing, only after STALE_S seconds of looking.
+    """Return the names in a folder; where one of those given seems to be missing, only after STALE_S seconds.
 
     The client of NFS may show a folder as it was a while ago. A change of its own has it ask the server anew.
     """
     end, pause = time.monotonic() + STALE_S, 0.05
     while True:
-        there = set(names).intersection(os.listdir(folder))
-        if len(there) == len(names) or time.monotonic() >= end:
+        there = set(os.listdir(folder))
+        if there.issuperset(names) or time.monotonic() >= end:
             return there
         time.sleep(pause)  # nothing tells when another node's names arrive
         pause = min(2 * pause, 2.0)
