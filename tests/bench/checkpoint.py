@@ -51,13 +51,22 @@ PAIRS = {
 }
 
 
-def pss(pid: int) -> int:
-    """Return a process's memory in bytes, shared pages in proportion; 0 once it has gone."""
+def own(pid: int) -> int:
+    """Return a process's memory in bytes without what is shared memory, its files in proportion; 0 once it has gone."""
+    return _kib(pid, "smaps_rollup", ("Pss_Anon:", "Pss_File:"))
+
+
+def shared(pid: int) -> int:
+    """Return the shared memory that a process has mapped and touched, in bytes."""
+    return _kib(pid, "status", ("RssShmem:",))
+
+
+def _kib(pid: int, file: str, keys: tuple[str, ...]) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(keys))
 
 
 def drop(folder: Path) -> None:
@@ -81,7 +90,9 @@ class Watch(threading.Thread):
         """Look twenty times a second."""
         while not self.enough.exists():
             began = time.monotonic()
-            self.seen.append((began, sum(pss(pid) for pid in _tree(self.pids))))
+            # a rank has all of its shared memory mapped. In proportion, looked at one process after the other while
+            # a writer maps page upon page, some of it would count twice
+            self.seen.append((began, sum(map(own, _tree(self.pids))) + sum(map(shared, self.pids))))
             time.sleep(0.05)
 
     def peak(self, began: float, ended: float) -> int:

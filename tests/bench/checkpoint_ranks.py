@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint import drop, pss
+from checkpoint import drop, own, shared
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -301,7 +301,7 @@ WAYS = ("raw read", "ours: restore", "dcp.load")
 def memory(rank: Rank, *rows: Callable[[], Measured]) -> dict[str, Any]:
     """Do the rows twice while the parent watches; return the memory before, and between which times it did."""
     dist.barrier()
-    before, began = sum(rank.group.gather(pss(os.getpid()))), time.monotonic()
+    before, began = sum(rank.group.gather(own(os.getpid()) + shared(os.getpid()))), time.monotonic()
     first = {name: value for row in rows for name, value in row().items()}
     for row in rows:
         row()
