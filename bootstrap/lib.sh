@@ -15,7 +15,7 @@ SLURM_COMMANDS=(slurmctld slurmd munged sbatch srun scontrol squeue)
 
 # Megabytes, measured with pip 23.2 on Python 3.11, x86_64, in November 2026.
 RUN_MB=45          # jinja2, PyYAML, rich, submitit, numpy, boto3, awscrt and what they need
-DEV_MB=105         # those, and pytest, mypy, ruff, moto, shellcheck
+DEV_MB=140         # those, and pytest, mypy, ruff, moto, shellcheck, transformers, lightning
 TORCH_CPU_MB=205   # torch's CPU build and what it needs
 TORCH_CUDA_MB=3000 # torch as the default index has it for x86_64, with the CUDA libraries it needs
 LISTS_MB=10        # apt's package lists
