@@ -241,7 +241,7 @@ class Checkpointer:
         settings = self.settings
         if settings.store is None or settings.page is not None or self.group.rank != 0:
             return None
-        return MirrorChild(settings.run, settings.store, self.attempt)
+        return MirrorChild(settings.run, settings.store, self.attempt, say=say)
 
     def _open_saver(self, busy: Literal["wait", "skip"]) -> Saver:
         settings, mirror = self.settings, self._mirror

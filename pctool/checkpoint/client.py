@@ -231,8 +231,6 @@ class WriterClient:
 
     def _hear(self, frame: Frame, answers: queue.SimpleQueue[Frame | None]) -> None:
         fields = frame.fields
-        if frame.op == "committed":
-            self._on_commit()
         if frame.op == "say":
             self._say(str(fields["text"]))
         elif frame.op in {"committed", "failed"}:
@@ -247,6 +245,8 @@ class WriterClient:
                     seconds=float(fields.get("seconds", 0.0)),
                 )
             )
+            if frame.op == "committed":
+                self._on_commit()
         elif frame.op == "cut":
             self.joined = False
             self._fail(str(fields["why"]))
@@ -264,9 +264,7 @@ class WriterClient:
     def _settle(self, result: Result) -> None:
         with self._verdict:
             if result.name == self._in_flight:
-                self._results.setdefault(
-                    result.name, result
-                )  # the first one counts: a cut after a verdict says nothing
+                self._results.setdefault(result.name, result)  # the first counts: a cut behind a verdict says nothing
                 self._verdict.notify_all()
 
 

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from pctool.run.layout import RunDir
 
 
 class MirrorChild:
-    """Copy committed checkpoints to the store. A process that died is started anew at the next one."""
+    """Copy committed checkpoints to the store. A process that died is started anew at the next one.
 
-    def __init__(self, run: RunDir, store: str, attempt: int) -> None:
+    One that cannot be started is said (`say`), and is nobody's error: what it leaves the next attempt mirrors.
+    """
+
+    def __init__(self, run: RunDir, store: str, attempt: int, *, say: Callable[[str], None]) -> None:
         self._argv = [sys.executable, "-m", "pctool.checkpoint.mirror", str(run.path), store, "--attempt", str(attempt)]
         self._log = run.logs(attempt) / "mirror.log"
+        self._say = say
+        self._missed = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def committed(self) -> None:
         """Say that a checkpoint was committed."""
-        self._tell("mirror")
+        try:
+            self._tell("mirror")
+        except OSError as error:
+            self._missed = True
+            self._say(f"the mirror to S3 cannot be started: {error}; it is tried again at the next checkpoint")
 
     def finish(self) -> bool:
         """Have the rest mirrored, and return whether all is on S3: for good, or after three tries."""
         if self._process is None:
-            return True
+            return not self._missed
         self._tell("finish 0")
         code = self._process.wait()
         if self._process.stdin is not None:
