@@ -180,8 +180,13 @@ class Checkpointer:
                 fix="the ledger says why; once that is mended, start it again: it goes on from the last save",
             )
 
-    def close(self) -> None:
-        """Let the writer go, once what it was given is written; then wait for the mirror, where it is our own."""
+    def close(self, *, wait: bool = True) -> None:
+        """Wait for the save in flight, let the writer go, and wait for the mirror, where it is our own.
+
+        Without `wait` the writer ends what it was given by itself.
+        """
+        if wait:
+            self.saver.wait()
         self.saver.close()
         if self._mirror is not None and not self._mirror.finish():
             say(f"not all is on {self.settings.store} yet: the next attempt goes on with it; see the ledger")

@@ -157,6 +157,13 @@ class Saver:
                 say(str(error))
             return not self.group.most([int(self.saved_step != step)])[0]
 
+    def wait(self) -> None:
+        """Wait for the save in flight, and take note of how it ended."""
+        try:
+            self._take_note(self.engine.settle())
+        except FencedError as error:
+            say(str(error))
+
     def look(self) -> None:
         """Take note of a save that has ended meanwhile, without waiting for one."""
         with suppress(FencedError):  # the next save says so, on all ranks

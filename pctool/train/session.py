@@ -136,7 +136,7 @@ class Session:
                 why=decision.why,
             )
         self._tell(Outcome.STOPPED if saved else Outcome.STOPPED_UNSAVED)
-        checkpointer.close()
+        checkpointer.close(wait=False)  # what was to be waited for was, as long as there was time
         end_workers()  # a loader would give them five seconds each, and a notice has none to spare
         raise SystemExit(0)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pctool.checkpoint import Checkpointer
 from pctool.checkpoint import manifest as mf
 from pctool.checkpoint.saving import Saver
 from pctool.errors import NotFoundError, UsageError
@@ -121,3 +122,13 @@ def test_a_run_may_begin_from_anothers_checkpoint_which_is_kept_for_it() -> None
 def test_what_is_not_there_is_nothing_to_begin_from(source: str, words: str) -> None:
     with pytest.raises(NotFoundError, match=words):
         start(start_from=source)
+
+
+def test_what_was_saved_last_is_complete_once_the_checkpointer_is_closed() -> None:
+    weights = {"w": torch.zeros(16_000_000)}
+    checkpointer = Checkpointer("loop")
+    checkpointer.restore(weights)
+    checkpointer.save(weights, 1)
+    checkpointer.close()
+    assert [event.event for event in Ledger(checkpointer.settings.run.ledger).read()] == ["fresh", "committed"]
+    assert checkpointer.saver.saved_step == 1
