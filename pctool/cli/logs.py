@@ -1,4 +1,4 @@
-"""`pctool logs [-f] JOB`: rank 0's log, across attempts."""
+"""`pctool logs [-f] JOB`: rank 0's log, across attempts, or the output of a batch script submitted as it stands."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ def run(args: argparse.Namespace) -> int:
     """Copy the logs to stdout."""
     from pctool.job.find import find_run, is_alive, jobs_file
     from pctool.job.logs import follow, read_logs
+    from pctool.job.output import follow_output, output_of, read_output
 
     if args.lines is not None and args.lines < 0:
         raise UsageError(
             f"--lines {args.lines}: there are no fewer than 0", fix="give how many of the last lines to show"
         )
     found = find_run(args.job, jobs=jobs_file(os.environ))
-    if args.follow:
-        silent = _silent(str(found.run.path))
+    silent = _silent(str(found.run.path))
+    output = output_of(found)
+    if output is not None and args.follow:
+        pieces = follow_output(output, alive=lambda: is_alive(found, silent), last=args.lines)
+    elif output is not None:
+        pieces = read_output(output, last=args.lines)
+    elif args.follow:
         pieces = follow(found.run, rank=args.rank, alive=lambda: is_alive(found, silent), last=args.lines)
     else:
         pieces = read_logs(found.run, rank=args.rank, last=args.lines)

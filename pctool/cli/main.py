@@ -132,6 +132,9 @@ def _dispatch(name: str, argv: Sequence[str]) -> int:
     if name not in VERBS:
         return _unknown(name)
     module = importlib.import_module(VERBS[name].module)
+    instead = getattr(module, "run_instead", None)  # for words that are not of argparse's kind
+    if instead is not None and (code := instead(argv)) is not None:
+        return int(code)
     if not getattr(module, "TAKES_COMMAND", False):
         return int(module.run(parser(name).parse_args(argv)))
     cut = list(argv).index("--") if "--" in argv else len(argv)

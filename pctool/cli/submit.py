@@ -1,10 +1,11 @@
-"""`pctool submit`: submit a job, or print the plan of its submission."""
+"""`pctool submit`: submit a job, or a batch script as it stands, or print what would be done."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pctool.cli.jobflags import (
@@ -21,9 +22,24 @@ if TYPE_CHECKING:
 TAKES_COMMAND = True
 
 
+def run_instead(argv: Sequence[str]) -> int | None:
+    """Submit a batch script where one is named, by sbatch's own command line; None for a job of pctool's."""
+    from pctool.cli.submit_script import has_batch_script, run_script
+
+    return run_script(argv) if has_batch_script(argv) else None
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_job_arguments(parser)
+    parser.usage = (
+        f"{parser.prog} [FLAGS] JOB.toml | [FLAGS] -- TRAIN.py [ARGUMENTS]\n"
+        f"       {parser.prog} [SBATCH OPTIONS] SCRIPT.sh [ARGUMENTS]"
+    )
+    parser.description = (
+        f"{parser.description} A batch script is submitted as it stands, once its directives are checked: then the\n"
+        "options are sbatch's own, and --run-dir, --dry-run, --json, and --force, which lets sbatch judge wrong ones."
+    )
     add_cluster_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--parsable", action="store_true", help="print the job id alone, as sbatch does")

@@ -9,6 +9,7 @@ from pathlib import Path
 from pctool.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+NO_TASK = "4294967294"  # what Slurm writes for %a in an output's name where there is no task; seen on 22.05.8
 MAX_TASKS = 100_000  # run directories are made for all of them; Slurm's own default limit is 1001
 
 

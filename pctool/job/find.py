@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pctool.errors import IncompleteError, NotFoundError, SlurmError, UsageError
 from pctool.run.layout import RunDir
-from pctool.run.ledger import Ledger
+from pctool.run.ledger import Event, Ledger
 from pctool.run.records import Claim, read_claim
 from pctool.slurm import query
 from pctool.slurm.comment import parse_comment
@@ -103,7 +103,7 @@ def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
     job, silent = _ask(target)
     comment = parse_comment(job.comment) if job else None
     if job is not None and comment is None:
-        raise NotFoundError(f"job {target} is not one of pctool's", fix="give the run directory, or another job id")
+        return _without_comment(target, base, job, jobs)
     if job is not None and comment is not None:
         task = task or job.array_task_id
         named = _for_task(comment.run_dir, target, task) if job.array_job_id else comment.run_dir
@@ -125,6 +125,25 @@ def _by_job(target: str, base: str, task: str | None, jobs: Path) -> Found:
         return Found(run=run, job_id=last_job_id(run) or target, slurm_silent=silent)
     found = _last_of(run)
     return replace(found, job_id=found.job_id or target, successor_of=target if found.job else None)
+
+
+def _without_comment(target: str, base: str, job: JobInfo, jobs: Path) -> Found:
+    """Return the run of a batch script that was submitted as it stands: its job has no comment of ours."""
+    remembered = _remembered(jobs, (target, base))
+    if remembered is None or not _was_submitted(RunDir(Path(remembered)), base, job):
+        raise NotFoundError(f"job {target} is not one of pctool's", fix="give the run directory, or another job id")
+    return Found(run=RunDir(Path(remembered)), job_id=job.job_id, job=job)
+
+
+def _was_submitted(run: RunDir, job_id: str, job: JobInfo) -> bool:
+    """Return whether the ledger has this very job: a cluster that is set up anew gives the same ids again."""
+    times = [event.time for event in submissions(run) if event.fields.get("job_id") == job_id]
+    return any(job.submit_time is None or abs(job.submit_time - time) <= _CLOCKS_S for time in times)
+
+
+def submissions(run: RunDir) -> list[Event]:
+    """Return the submissions that the run's ledger knows, oldest first."""
+    return [event for event in Ledger(run.ledger).read() if event.event == "submitted"]
 
 
 def _ask(job_id: str) -> tuple[JobInfo | None, str | None]:
@@ -189,6 +208,11 @@ def _remembered(jobs: Path, ids: Iterable[str]) -> str | None:
     return next((run_dir for job_id, run_dir in reversed(list(_records(jobs))) if job_id in wanted), None)
 
 
+def remembered_ids(jobs: Path) -> set[str]:
+    """Return the ids of all jobs that submit wrote down, those of batch scripts without a comment of ours too."""
+    return {job_id for job_id, _ in _records(jobs)}
+
+
 def _records(jobs: Path) -> Iterator[tuple[str, str]]:
     try:
         lines = jobs.read_text(errors="replace").splitlines()
@@ -208,7 +232,7 @@ def last_job_id(run: RunDir) -> str | None:
     That is the one that claimed the newest attempt, unless another was submitted since, which has yet to start.
     """
     claim = _newest_claim(run)
-    submitted = [event for event in Ledger(run.ledger).read() if event.event == "submitted"]
+    submitted = submissions(run)
     if submitted and (claim is None or submitted[-1].time > claim.time):
         return str(submitted[-1].fields.get("job_id"))
     return claim.job_id if claim else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pctool.errors import UsageError
-from pctool.job.array import parse_array, task_run_dir
+from pctool.job.array import NO_TASK, parse_array, task_run_dir
 from pctool.job.check import check_cluster, check_spec, fitting_resources
 from pctool.job.dump import dump_job, job_document
 from pctool.job.render import output_pattern, render_script
@@ -24,8 +24,7 @@ from pctool.units import format_time, parse_signal, parse_time
 
 OLDEST, NEWEST = (22, 5), (26, 5)  # the versions of Slurm the script is written and tested for
 SBATCH = ("sbatch", "--parsable", "--ignore-pbs")  # a line #PBS anywhere in the script would win over #SBATCH
-# In the name of an output file, seen on 22.05.8: what %a is without an array, and how far a number is padded at most.
-_NO_TASK, _WIDEST = "4294967294", 10
+_WIDEST = 10  # how far a number in the name of an output file is padded at most, seen on 22.05.8
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 
@@ -77,7 +76,7 @@ def submitit_folder(spec: JobSpec) -> Path:
 def output_path(spec: JobSpec, job_id: str, user: str) -> Path:
     """Return the file that holds the output of a submitted job (123, or 123_4 for a task of an array)."""
     array, _, task = job_id.partition("_")
-    numbers = {"j": job_id, "J": job_id, "A": array, "a": task or _NO_TASK}
+    numbers = {"j": job_id, "J": job_id, "A": array, "a": task or NO_TASK}
     texts = {"x": spec.name, "u": user}
 
     def expand(match: re.Match[str]) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pctool.checkpoint.lineage import durable
 from pctool.checkpoint.stores import order
-from pctool.errors import PctoolError
+from pctool.errors import NotFoundError, PctoolError
 from pctool.job.doomed import Doomed, doomed
-from pctool.job.find import Found, find_run, last_job_id
+from pctool.job.find import Found, find_run, last_job_id, remembered_ids
 from pctool.job.heartbeat import Heartbeat, read_heartbeat
 from pctool.job.hold import ADVICE
 from pctool.job.stop import follows
@@ -95,8 +95,20 @@ def status_of_mine(*, jobs: Path) -> list[Status]:
 
     One whose run directory cannot be read is listed with the reason. Raises SlurmError if Slurm does not answer.
     """
-    ours = [line for line in query.my_jobs() if parse_comment(line.comment)]
+    known = remembered_ids(jobs)
+    ours = [line for line in query.my_jobs() if parse_comment(line.comment) or _is_known(line.label, known, jobs)]
     return [_status_or_why(line.label, line.state, jobs) for line in ours]
+
+
+def _is_known(label: str, known: Container[str], jobs: Path) -> bool:
+    """Return whether this is a batch script that was submitted as it stands; its id alone may be another cluster's."""
+    if label.partition("_")[0] not in known:
+        return False
+    try:
+        find_run(label, jobs=jobs)
+    except NotFoundError:
+        return False
+    return True
 
 
 def as_json(status: Status) -> dict[str, Any]:

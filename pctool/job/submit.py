@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from pctool.errors import IncompleteError, RunInUseError, SlurmError, UsageError
 from pctool.job.array import parse_array, task_run_dir
 from pctool.job.claim import ended_for_good
-from pctool.job.find import jobs_file, works_elsewhere
+from pctool.job.find import jobs_file, submissions, works_elsewhere
 from pctool.job.heartbeat import FORGOTTEN_S, last_sign_of_life
 from pctool.job.load import load_job, resolve_job
 from pctool.job.plan import make_plan, output_path, run_dirs, submitit_folder
 from pctool.job.render import run_dir_pattern
+from pctool.job.sbatch import UnclearSubmissionError, clean_environment
 from pctool.run.layout import AttemptDir, RunDir, write_atomic
 from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, read_claim
@@ -33,9 +34,6 @@ from pctool.spec.plan import Plan
 
 if TYPE_CHECKING:
     from pctool.job.submitted import SubmittedJob
-
-# What sbatch itself needs to find the cluster; every other SLURM_* describes the job we may be called from.
-_CLUSTER_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
 def submit(job: JobSpec | str | Path, *, cluster: ClusterView | None = None) -> SubmittedJob:
@@ -93,7 +91,12 @@ def check_run_dir(spec: JobSpec) -> None:
 
 def refuse_run_in_use(spec: JobSpec) -> None:
     """Raise RunInUseError if a job that is not over works in the run directory, or waits to."""
-    owners = {job_id: run for run in run_dirs(spec) for job_id in _owners(RunDir(run))}
+    refuse_runs_in_use(run_dirs(spec))
+
+
+def refuse_runs_in_use(runs: Iterable[Path]) -> None:
+    """Raise RunInUseError if a job that is not over works in one of these run directories, or waits to."""
+    owners = {job_id: run for run in runs for job_id in _owners(RunDir(run))}
     states = query.job_states(sorted(owners))
     for job_id, run in owners.items():
         state = states.get(job_id)
@@ -129,7 +132,7 @@ def _how_to_end(job_id: str, state: str) -> str:
 
 def _owners(run: RunDir) -> Iterator[str]:
     """Yield the ids of the jobs that claimed the newest attempt and that were submitted last."""
-    submitted = [event for event in Ledger(run.ledger).read() if event.event == "submitted"]
+    submitted = submissions(run)
     if submitted and submitted[-1].fields.get("job_id"):
         yield str(submitted[-1].fields["job_id"])
     for number in run.attempt_numbers()[-1:]:
@@ -146,19 +149,21 @@ def _claim_of(attempt: AttemptDir) -> Claim | None:
 
 
 @dataclass
-class _Undo:
+class Undo:
     """What was made for a submission, so that a refused one leaves nothing behind."""
 
     made: list[Path] = field(default_factory=list)
     replaced: dict[Path, bytes] = field(default_factory=dict)
 
     def make_folder(self, path: Path) -> None:
+        """Make a folder and those above it."""
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
             self.made.append(folder)
 
     def write(self, path: Path, text: str) -> None:
+        """Write a file, and keep what it replaces."""
         if path.exists():
             self.replaced[path] = path.read_bytes()
         else:
@@ -166,6 +171,7 @@ class _Undo:
         write_atomic(path, text.encode())
 
     def undo(self) -> None:
+        """Put everything back as it was."""
         for path, data in self.replaced.items():
             write_atomic(path, data)
         for path in reversed(self.made):
@@ -176,10 +182,9 @@ class _Undo:
 
 
 @contextmanager
-def _undone_on_error() -> Iterator[_Undo]:
-    from pctool.job.submitted import UnclearSubmissionError
-
-    undo = _Undo()
+def undone_on_error() -> Iterator[Undo]:
+    """Remove what was made if the submission fails, unless Slurm may have the job."""
+    undo = Undo()
     try:
         yield undo
     except (UnclearSubmissionError, KeyboardInterrupt):
@@ -197,7 +202,7 @@ def execute(plan: Plan) -> SubmittedJob:
     """
     spec, user = plan.spec, getpass.getuser()
     try:
-        with _undone_on_error() as undo:
+        with undone_on_error() as undo:
             for folder in plan.directories:
                 undo.make_folder(Path(folder))
             for path, text in plan.files.items():
@@ -211,7 +216,7 @@ def execute(plan: Plan) -> SubmittedJob:
         ) from error
     job = submitted_job(spec, job_id, user)
     told = (note for one in job.array_jobs or (job,) for note in _tell(one))
-    job.notes = (*plan.warnings, *said, *_remember(job_id, run_dir_pattern(spec)), *told)
+    job.notes = (*plan.warnings, *said, *remember(job_id, run_dir_pattern(spec)), *told)
     return job
 
 
@@ -231,15 +236,11 @@ def _through_submitit(plan: Plan) -> tuple[str, list[str]]:
 
     from pctool.job.submitted import Executor
 
-    executor = Executor(submitit_folder(plan.spec), script=plan.script, argv=plan.argv, env=_clean(os.environ))
+    executor = Executor(
+        submitit_folder(plan.spec), script=plan.script, argv=plan.argv, env=clean_environment(os.environ)
+    )
     job = executor.submit(CommandFunction(list(plan.spec.command)))
     return str(job.job_id), executor.said
-
-
-def _clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what describes a job we may be called from: the new job would inherit it."""
-    foreign = ("SLURM_", "SRUN_", "SLURMD_", "PCTOOL_")
-    return {name: v for name, v in environ.items() if name in _CLUSTER_VARIABLES or not name.startswith(foreign)}
 
 
 def submitted_job(spec: JobSpec, job_id: str, user: str) -> SubmittedJob:
@@ -260,7 +261,7 @@ def submitted_job(spec: JobSpec, job_id: str, user: str) -> SubmittedJob:
     return job(job_id, common, tuple(job(f"{job_id}_{task}", task_run_dir(common, task)) for task in tasks))
 
 
-def _remember(job_id: str, run_dir: str) -> tuple[str, ...]:
+def remember(job_id: str, run_dir: str) -> tuple[str, ...]:
     """Append to the user's list of jobs; return a note if that fails: only verbs on a forgotten job's id need it."""
     path = jobs_file(os.environ)
     line = json.dumps({"job_id": job_id, "run_dir": run_dir}) + "\n"

@@ -19,11 +19,11 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, JobPaths, Unc
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 from pctool.errors import IncompleteError, SlurmError
+from pctool.job.sbatch import call_sbatch, job_id_of
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Event, Ledger
 from pctool.run.records import read_claim
 from pctool.slurm import query
-from pctool.slurm.command import NoAnswerError, run
 from pctool.slurm.parse import JobInfo
 from pctool.slurm.states import Phase, is_ended, phase
 
@@ -33,11 +33,6 @@ SILENCE_S = 600.0  # how long Slurm may fail to answer before wait() gives up
 FORGOTTEN = "FAILED"  # the state of a job that Slurm has forgotten and whose ledger has no verdict
 _TAIL_LINES = 40
 _LOG = logging.getLogger("pctool")
-SBATCH_TIMEOUT_S = 120.0  # a busy slurmctld answers late; sbatch itself tries again for a minute
-
-
-class UnclearSubmissionError(SlurmError):
-    """Whether Slurm has the job is not known, so nothing that it would need may be removed."""
 
 
 class Executor(SlurmExecutor):
@@ -69,18 +64,9 @@ class Executor(SlurmExecutor):
         return job
 
     def _submit_command(self, command: str) -> SubmittedJob:
-        """Submit the script at path `command`. Raise UnclearSubmissionError where Slurm may have it all the same."""
-        argv = self._make_submission_command(Path(command))
-        try:
-            done = run(argv, timeout=SBATCH_TIMEOUT_S, env=self._env, check=False)
-        except NoAnswerError as error:
-            raise _unclear(error.what) from None
-        if done.code != 0 and "timed out" in done.stderr:
-            raise _unclear(_said(done.stderr))  # slurmctld may have taken the job, and its answer came too late
-        if done.code != 0:
-            raise SlurmError(f"sbatch refused the job: {_said(done.stderr) or f'exit code {done.code}'}")
-        self.said = _said(done.stderr).splitlines()
-        return SubmittedJob(self.folder, self._get_job_id_from_submission_command(done.stdout))
+        """Submit the script at path `command`."""
+        job_id, self.said = call_sbatch(self._make_submission_command(Path(command)), env=self._env)
+        return SubmittedJob(self.folder, job_id)
 
     def _keep(self, job: SubmittedJob, script: Path, delayed: DelayedSubmission) -> None:
         """Leave submitit's files of a job. Slurm has it by now: a full disk is no reason to call it refused."""
@@ -98,23 +84,7 @@ class Executor(SlurmExecutor):
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        """Read the id that `sbatch --parsable` prints: 123, or 123;cluster."""
-        text = string.decode() if isinstance(string, bytes) else string
-        lines = text.strip().splitlines() or [""]
-        job_id = lines[-1].partition(";")[0]
-        if not job_id.isdigit():
-            raise _unclear(f"sbatch printed no job id, but {text.strip()!r}")
-        return job_id
-
-
-def _unclear(what: str) -> UnclearSubmissionError:
-    fix = "see `squeue --me`: if the job is there it runs as it should; if not, submit it again"
-    return UnclearSubmissionError(f"{what}; the job may have been submitted", fix=fix)
-
-
-def _said(stderr: str) -> str:
-    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in stderr.splitlines() if line.strip())
-    return "\n".join(lines)
+        return job_id_of(string.decode() if isinstance(string, bytes) else string)
 
 
 class _NoSacct(SlurmInfoWatcher):

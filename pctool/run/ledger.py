@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 EVENTS = {
-    "submitted": "the run directory was made and a job submitted: job_id",
+    "submitted": "the run directory was made and a job submitted: job_id; for a batch script as it stands also script, "
+    "sha256, argv, output (its file, as Slurm has it; null where Slurm did not say)",
     "claim": "an attempt starts: job_id, restart, nodes, host",
     "held": "claim held the job: why, rule (stalled | below-durable | "
     "foreign-checkpoints | store-unreadable | run-unwritable | run-missing | "

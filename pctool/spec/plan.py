@@ -22,3 +22,21 @@ class Plan:
     directories: tuple[str, ...]
     files: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """The submission of a batch script as it stands.
+
+    `argv` is the whole sbatch command. The job's records go into `run_dirs` (one a task for an array of pctool's own);
+    where that is empty, into the new folder `folder`/`name`-JOBID.
+    """
+
+    script: str
+    text: bytes
+    name: str
+    argv: tuple[str, ...]
+    folder: str
+    run_dirs: tuple[str, ...] = ()
+    remember: str = ""  # the run directory as the list of jobs has it, with %a for the task; empty: the new folder
+    warnings: tuple[str, ...] = ()

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from pctool.errors import RunInUseError, SlurmError, UsageError
+from pctool.job import sbatch as sbatch_door
 from pctool.job import submitted
 from pctool.job.plan import make_plan
+from pctool.job.sbatch import UnclearSubmissionError
 from pctool.job.submit import execute, refuse_run_in_use
-from pctool.job.submitted import SubmittedJob, UnclearSubmissionError
+from pctool.job.submitted import SubmittedJob
 from pctool.run.layout import RunDir
 from pctool.run.ledger import Ledger
 from pctool.run.records import Claim, claim_bytes
@@ -29,7 +31,7 @@ REFUSED = "echo 'sbatch: error: no' >&2; exit 1"
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(submitted, "SBATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(sbatch_door, "SBATCH_TIMEOUT_S", 0.5)
     (tmp_path / "train.py").write_text("")
     return RunDir(tmp_path / "run")
 
